@@ -1,0 +1,1 @@
+"""Blocks of a model, made of ops."""

@@ -1,0 +1,276 @@
+"""The seams: what a part must offer to be used by the others. No inheritance needed.
+
+Shape letters (docs/shapes.md): T tokens of a batch, R rows, N logit rows, H query heads, G key/value
+heads, D head width, M model width, F feed-forward width, V vocabulary, P pages, Z tokens a page, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from .layers.batch import Batch, RowSet
+    from .plan import Plan, StepResult
+    from .types import Request, RequestOutput
+
+__all__ = [
+    "AttentionOp",
+    "CacheWriteOp",
+    "ChatFormat",
+    "Executor",
+    "KVBook",
+    "LinearOp",
+    "LogitsTransform",
+    "Model",
+    "Observer",
+    "Policy",
+    "PrefixHit",
+    "RmsNormOp",
+    "RopeOp",
+    "SampleOp",
+    "SiluMulOp",
+    "Tokenizer",
+    "WaitingView",
+]
+
+
+# --- scheduling ---------------------------------------------------------------------------------
+
+
+class WaitingView(Protocol):
+    """What a policy may look at."""
+
+    @property
+    def request(self) -> Request: ...
+    @property
+    def prompt_len(self) -> int: ...
+    @property
+    def arrival_s(self) -> float: ...
+    @property
+    def arrival_index(self) -> int:
+        """0, 1, 2, ... in the order of submission."""
+        ...
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Order of admission. The smallest key is admitted first and preempted last."""
+
+    def key(self, entry: WaitingView) -> Any:
+        """Sort key, asked once when the entry is submitted; any ordered value."""
+        ...
+
+    def admitted(self, entry: WaitingView) -> None:
+        """Called when the entry gets a slot (a fair policy moves its clock here)."""
+        ...
+
+    def config(self) -> Mapping[str, Any]: ...
+
+
+class PrefixHit(Protocol):
+    """Pages of a cached prefix, already retained for the caller."""
+
+    @property
+    def page_ids(self) -> NDArray[np.int32]: ...
+    @property
+    def num_tokens(self) -> int: ...
+
+
+class KVBook(Protocol):
+    """Page bookkeeping as a scheduler sees it. Page 0 is padding and never handed out."""
+
+    page_tokens: int
+    num_pages: int
+
+    @property
+    def num_free(self) -> int:
+        """Pages that `allocate` could give now, evicting cached ones."""
+        ...
+
+    def match(
+        self, token_ids: NDArray[np.int32], *, salt: str = "", extra_keys: Sequence[str] = ()
+    ) -> PrefixHit:
+        """Longest cached whole-page prefix, capped so that at least one token stays to be computed."""
+        ...
+
+    def allocate(self, count: int) -> NDArray[np.int32] | None:
+        """`count` fresh pages with one reference each, or None if there are not enough."""
+        ...
+
+    def release(self, page_ids: NDArray[np.int32], *, after: int | None = None) -> None:
+        """Give up one reference each; `after`: usable again only once that step is retired."""
+        ...
+
+    def retain(self, page_ids: NDArray[np.int32]) -> None: ...
+
+    def publish(
+        self,
+        token_ids: NDArray[np.int32],
+        page_ids: NDArray[np.int32],
+        *,
+        salt: str = "",
+        extra_keys: Sequence[str] = (),
+    ) -> None:
+        """Offer the whole pages of `token_ids` (settled, never written again) to later requests."""
+        ...
+
+    def retire(self, step: int) -> None:
+        """Every step up to `step` has ended: pages released `after` it are free."""
+        ...
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """Runs plans. `launch` and `finish` do not wait for the device; `settle` is the only wait."""
+
+    def launch(self, plan: Plan) -> Any:
+        """Start the forward; returns a pending step."""
+        ...
+
+    def finish(self, pending: Any, masks: Any | None) -> None:
+        """Logits, masks and sampling of that step."""
+        ...
+
+    def settle(self, pending: Any) -> StepResult: ...
+
+
+# --- ops: tensors first, the rest keyword-only; out[i] depends on row i and its cached rows only --
+
+
+class RmsNormOp(Protocol):
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, *, eps: float, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [T, M], weight [M] -> (normed [T, M], x + residual [T, M])."""
+        ...
+
+
+class RopeOp(Protocol):
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, pos: torch.Tensor, *, cos_sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """q [T, H, D], k [T, G, D], pos i32 [T], cos_sin f32 [context, D] -> rotated q, k (half-split)."""
+        ...
+
+
+class SiluMulOp(Protocol):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, 2F] (gate, up) -> silu(gate) * up [T, F]."""
+        ...
+
+
+class CacheWriteOp(Protocol):
+    def __call__(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        page_table: torch.Tensor,
+        rows: RowSet,
+    ) -> None:
+        """k, v [T, G, D] into pools [P, Z, G, D] at each token's page and offset."""
+        ...
+
+
+class AttentionOp(Protocol):
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_pool: torch.Tensor,
+        v_pool: torch.Tensor,
+        page_table: torch.Tensor,
+        rows: RowSet,
+        *,
+        scale: float,
+    ) -> torch.Tensor:
+        """q [T, H, D] over the pages of each row, causal by absolute position -> [T, H, D]."""
+        ...
+
+
+class LinearOp(Protocol):
+    """A weight is packed once, at load, into whatever the op reads fastest."""
+
+    def pack(self, weight: Any, bias: torch.Tensor | None = None) -> Any:
+        """weight: float tensor [N, K] or `kernels.quant.QuantTensor` of that shape."""
+        ...
+
+    def __call__(self, x: torch.Tensor, packed: Any) -> torch.Tensor:
+        """x [T, K] -> [T, N]."""
+        ...
+
+
+class SampleOp(Protocol):
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        *,
+        greedy: torch.Tensor,
+        seed: torch.Tensor,
+        sample_index: torch.Tensor,
+        pos: torch.Tensor,
+        purpose: int,
+    ) -> torch.Tensor:
+        """logits f32 [N, V] (temperature applied) -> ids i64 [N]: argmax of logits + Gumbel noise."""
+        ...
+
+
+# --- models and text -----------------------------------------------------------------------------
+
+
+class Model(Protocol):
+    """A causal language model over paged keys and values."""
+
+    vocab_size: int
+    context_len: int
+
+    def forward(self, batch: Batch, kv: Any) -> torch.Tensor:
+        """Hidden states [T, M] of every token of the batch."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, M] -> f32 [N, V]."""
+        ...
+
+
+class Tokenizer(Protocol):
+    vocab_size: int
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+
+class ChatFormat(Protocol):
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str: ...
+
+
+class LogitsTransform(Protocol):
+    """Changes logits of the rows it is asked about; returns the tensor to go on with."""
+
+    def __call__(self, logits: torch.Tensor, rows: Sequence[Any]) -> torch.Tensor:
+        """logits f32 [N, V]; rows: N `engine.RowView` (request id, prompt and output ids)."""
+        ...
+
+
+class Observer(Protocol):
+    """Told about requests and steps; an engine without observers never calls one."""
+
+    def request_added(self, request: Request) -> None: ...
+    def step_done(self, plan: Plan, result: StepResult) -> None: ...
+    def request_finished(self, output: RequestOutput) -> None: ...
+
+
+Transforms = Iterable[LogitsTransform]

@@ -154,7 +154,11 @@ class RopeOp(Protocol):
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, pos: torch.Tensor, *, cos_sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """q [T, H, D], k [T, G, D], pos i32 [T], cos_sin f32 [context, D] -> rotated q, k (half-split)."""
+        """q [T, H, D], k [T, G, D], pos i32 [T] -> rotated q, k.
+
+        cos_sin f32 [context, D]: line p holds D/2 cosines, then D/2 sines of position p. Half-split
+        pairing: element i turns with element i + D/2. q and k may be strided views of one tensor.
+        """
         ...
 
 

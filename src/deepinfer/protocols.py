@@ -219,8 +219,14 @@ class SampleOp(Protocol):
         sample_index: torch.Tensor,
         pos: torch.Tensor,
         purpose: int,
+        token_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """logits f32 [N, V] (temperature applied) -> ids i64 [N]: argmax of logits + Gumbel noise."""
+        """logits f32 [N, V] (temperature applied) -> ids i64 [N]: argmax of logits + `kernels.noise.gumbel`.
+
+        Ties go to the lower column; rows with `greedy` bool [N] get no noise; -inf is never sampled. seed i64 [N]
+        holds the 64 bits; sample_index, pos i32 [N]. token_ids i64 [N, K], ascending in each row: logits are
+        [N, K], column k of row n is the token `token_ids[n, k]`, and such a token is returned.
+        """
         ...
 
 
@@ -234,7 +240,7 @@ class Model(Protocol):
     context_len: int
 
     def forward(self, batch: Batch, kv: Any) -> torch.Tensor:
-        """Hidden states [T, M] of every token of the batch."""
+        """Normed hidden states [N, M] of `batch.logit_rows`; all T tokens' keys and values go to `kv`."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,7 @@ __all__ = [
     "RopeOp",
     "SampleOp",
     "SiluMulOp",
+    "TextStream",
     "Tokenizer",
     "WaitingView",
 ]
@@ -255,6 +256,21 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+    def detokenizer(self) -> TextStream:
+        """A fresh incremental decoder for one sequence."""
+        ...
+
+
+class TextStream(Protocol):
+    """Turns tokens into text that never has to be taken back. One per sequence."""
+
+    def push(self, token_id: int) -> str:
+        """Text that became certain with this token."""
+        ...
+
+    def flush(self) -> str:
+        """What is left when no token follows."""
+        ...
 
 
 class ChatFormat(Protocol):

@@ -1,0 +1,114 @@
+"""The default composition: model, cache, scheduler, sampler and executor joined into an engine.
+
+This is the file to copy when composing an engine of one's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..accelerator import Accelerator
+from ..cache import PagedBook
+from ..errors import ConfigError
+from ..layers.kv import KVPool
+from ..models import Checkpoint, LoadOptions, find_demo_model, load_model, open_checkpoint
+from ..protocols import Model, Observer
+from ..registry import Registry, default_registry
+from ..sampling import Sampler
+from ..schedulers import Scheduler
+from .admission import Limits
+from .composition import Composition
+from .engine import Engine
+from .executor import ModelExecutor
+
+__all__ = ["compose"]
+
+
+def compose(
+    composition: Composition,
+    *,
+    registry: Registry | None = None,
+    observers: Iterable[Observer] = (),
+    progress: bool = False,
+) -> Engine:
+    """Build the engine a composition describes.
+
+    Raises:
+        CheckpointError: the model cannot be read.
+        RegistryError: a named part is not there or not usable here.
+        ConfigError: the numbers do not fit together.
+    """
+    registry = default_registry() if registry is None else registry
+    accelerator: Accelerator = registry.resolve("accelerator", name=composition.accelerator)
+    checkpoint = open_checkpoint(find_demo_model() if composition.model == "smollm2" else composition.model)
+    model = load_model(checkpoint, _options(composition, accelerator), registry=registry, progress=progress)
+    max_len = min(composition.max_len or model.context_len, model.context_len)
+    num_pages = _num_pages(composition, model, max_len)
+    kv = KVPool(
+        model.cache_spec,
+        num_pages=num_pages,
+        page_tokens=composition.page_tokens,
+        dtype=model.dtype,
+        device=model.device,
+    )
+    book = PagedBook(num_pages, page_tokens=composition.page_tokens, prefix_caching=composition.prefix_caching)
+    scheduler = Scheduler(
+        book,
+        policy=registry.resolve("scheduler.policy", name=composition.policy, **composition.policy_options),
+        max_rows=composition.max_rows,
+        max_tokens_per_step=composition.max_tokens_per_step,
+        max_len=max_len,
+    )
+    sampler = Sampler(model.ops.sample, vocab_size=model.vocab_size)
+    executor = ModelExecutor(model, kv, sampler, max_rows=composition.max_rows, max_len=max_len)
+    return _engine(composition, checkpoint, scheduler, executor, max_len, observers)
+
+
+def _engine(
+    composition: Composition,
+    checkpoint: Checkpoint,
+    scheduler: Scheduler,
+    executor: ModelExecutor,
+    max_len: int,
+    observers: Iterable[Observer],
+) -> Engine:
+    tokenizer = checkpoint.tokenizer()
+    return Engine(
+        scheduler,
+        executor,
+        limits=Limits(executor.model.vocab_size, max_len, tuple(checkpoint.eos_ids)),
+        tokenizer=tokenizer,
+        chat_format=checkpoint.chat_format(),
+        lag=composition.lag,
+        seed=composition.seed,
+        observers=observers,
+        model_name=composition.model,
+        composition=composition,
+    )
+
+
+def _options(composition: Composition, accelerator: Accelerator) -> LoadOptions:
+    return LoadOptions(
+        device=accelerator.device,
+        dtype=composition.dtype or accelerator.dtype,
+        weights=composition.weights,
+        invariant=composition.invariant,
+        page_tokens=composition.page_tokens,
+        context_len=composition.max_len,
+        want=composition.want,
+    )
+
+
+def _num_pages(composition: Composition, model: Model, max_len: int) -> int:
+    """Pages of the pool, page 0 included."""
+    page_bytes = model.cache_spec.bytes_per_token(model.dtype) * composition.page_tokens
+    if composition.cache_tokens is not None:
+        wanted = -(-composition.cache_tokens // composition.page_tokens)
+    else:
+        each = -(-max_len // composition.page_tokens)
+        wanted = min(composition.max_rows * each, composition.cache_bytes // page_bytes)
+    if wanted < 1:
+        raise ConfigError(
+            f"cache_bytes {composition.cache_bytes} is less than one page of {page_bytes} bytes; give more"
+        )
+    return wanted + 1

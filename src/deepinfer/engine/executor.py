@@ -1,0 +1,188 @@
+"""Runs plans on a model: device state per slot, batches, forward, sampling.
+
+The executor owns the true token and length of every carried row, indexed by slot; plans name slots and give
+upper bounds. `launch` and `finish` only enqueue work on an accelerator; `settle` is the one wait.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from ..errors import ConfigError
+from ..layers.batch import Batch, RowSet
+from ..layers.kv import KVPool
+from ..plan import Plan, PromptScores, RowStatus, StepResult, TopLogprobs
+from ..protocols import Model
+from ..sampling import SampleOut, Sampler, SamplingTable
+from .scoring import score_prompt_rows
+
+__all__ = ["ModelExecutor", "SlotState"]
+
+
+@attrs.frozen(eq=False)
+class SlotState:
+    """Per-slot device state. S slots; slot 0 and page 0 are padding."""
+
+    #: [S] i64 newest token, whose keys are not yet computed.
+    last_token: torch.Tensor
+    #: [S] i32 known tokens, the newest included.
+    length: torch.Tensor
+    #: [S, max pages] i32
+    page_table: torch.Tensor
+
+    @classmethod
+    def empty(cls, num_slots: int, max_pages: int, device: str) -> SlotState:
+        return cls(
+            torch.zeros(num_slots, dtype=torch.int64, device=device),
+            torch.zeros(num_slots, dtype=torch.int32, device=device),
+            torch.zeros(num_slots, max_pages, dtype=torch.int32, device=device),
+        )
+
+
+@attrs.define(eq=False)
+class _Pending:
+    """A launched step, until it is settled."""
+
+    plan: Plan
+    started_s: float
+    batch: Batch
+    hidden: torch.Tensor
+    out: SampleOut | None = None
+    scores: tuple[PromptScores, ...] = ()
+    ready: torch.cuda.Event | None = None
+
+
+class ModelExecutor:
+    """Executes plans with one model, one KV pool and one sampler. Not thread-safe; owned by one `StepLoop`.
+
+    Args:
+        model: anything with the `Model` protocol.
+        kv: the tensors behind the pages that the scheduler's book counts.
+        sampler: chooses tokens; its table holds the per-slot sampling state.
+        max_rows: sequences that can hold a slot at once.
+        max_len: longest sequence (prompt and output) in tokens.
+    """
+
+    def __init__(self, model: Model, kv: KVPool, sampler: Sampler, *, max_rows: int, max_len: int) -> None:
+        if max_len > model.context_len:
+            raise ConfigError(f"max_len is {max_len}; the model was loaded for {model.context_len} tokens")
+        self.model = model
+        self.kv = kv
+        self.sampler = sampler
+        self.device: str = str(model.device)
+        max_pages = -(-max_len // kv.page_tokens)
+        self.slots = SlotState.empty(max_rows + 1, max_pages, self.device)
+        self.table = SamplingTable(max_rows + 1, vocab_size=model.vocab_size, device=self.device)
+        self._prompts: dict[int, np.ndarray] = {}
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan) -> _Pending:
+        started = time.perf_counter()
+        self._admit(plan)
+        batch = self._batch(plan)
+        return _Pending(plan, started, batch, self.model.forward(batch, self.kv))
+
+    @torch.inference_mode()
+    def finish(self, pending: _Pending, masks: Any | None) -> None:
+        plan = pending.plan
+        num_emits = len(plan.emits)
+        if num_emits:
+            emits = self._to_device(plan.emits)
+            slots = plan.slots[plan.emits]
+            device_slots = self._to_device(slots).long()
+            pos = pending.batch.rows.k_len[emits]
+            logits = self.model.logits(pending.hidden[:num_emits])
+            out = self.sampler(logits, table=self.table, slots=slots, device_slots=device_slots, pos=pos, masks=masks)
+            self.slots.last_token[device_slots] = out.tokens
+            self.slots.length[device_slots] = pos + 1
+            self.table.record(slots, out.tokens)
+            pending.out = out
+        if len(plan.scored):
+            pending.scores = score_prompt_rows(plan, pending.hidden[num_emits:], self.model, self.table, self._prompts)
+        if self.device.startswith("cuda"):
+            pending.out = None if pending.out is None else pending.out.to_host()
+            pending.ready = torch.cuda.Event()
+            pending.ready.record()
+
+    def settle(self, pending: _Pending) -> StepResult:
+        if pending.ready is not None:
+            pending.ready.synchronize()
+        plan = pending.plan
+        tokens = np.full((plan.num_rows, 1), -1, np.int32)
+        num_out = np.zeros(plan.num_rows, np.int32)
+        status = np.zeros(plan.num_rows, np.uint8)
+        logprobs = None
+        if pending.out is not None:
+            bad = pending.out.bad.numpy()
+            tokens[plan.emits, 0] = np.where(bad, -1, pending.out.tokens.numpy())
+            num_out[plan.emits] = ~bad
+            status[plan.emits[bad]] = RowStatus.NAN
+            logprobs = _top_logprobs(plan, pending.out)
+        seconds = time.perf_counter() - pending.started_s
+        return StepResult(plan.step, tokens, num_out, status, logprobs, pending.scores, seconds=seconds)
+
+    def config(self) -> dict[str, Any]:
+        return {"max_rows": len(self.slots.length) - 1, "page_tokens": self.kv.page_tokens, "num_pages": self.kv.num_pages}
+
+    def _admit(self, plan: Plan) -> None:
+        for admission in plan.admissions:
+            self.table.admit(admission)
+            self._prompts[admission.slot] = admission.token_ids[: admission.prompt_len]
+        if len(plan.page_delta):
+            slot, index, page = self._to_device(plan.page_delta.T)
+            self.slots.page_table[slot.long(), index.long()] = page
+        self.kv.copy_pages(plan.moves)
+
+    def _batch(self, plan: Plan) -> Batch:
+        """Carried rows take token and length from the slots; chunk rows bring theirs."""
+        num_carried = plan.num_verify
+        q_len = plan.q_max
+        cu_q = np.zeros(plan.num_rows + 1, np.int32)
+        np.cumsum(q_len, out=cu_q[1:])
+        slot_ids = self._to_device(plan.slots)
+        carried = slot_ids[:num_carried].long()
+        k_len = torch.cat([self.slots.length[carried], self._to_device(plan.k_max[num_carried:])])
+        tokens = torch.cat([self.slots.last_token[carried], self._to_device(plan.chunk_ids).long()])
+        chunk_pos = _chunk_positions(plan.chunk_start[num_carried:], q_len[num_carried:])
+        rows = RowSet(
+            slot_ids=slot_ids,
+            cu_q=self._to_device(cu_q),
+            pos=torch.cat([k_len[:num_carried] - 1, self._to_device(chunk_pos)]),
+            row_of=self._to_device(np.repeat(np.arange(plan.num_rows, dtype=np.int32), q_len)),
+            k_len=k_len,
+            max_q=int(q_len.max(initial=0)),
+            max_k=int(plan.k_max.max(initial=0)),
+            num_decode=num_carried,
+        )
+        return Batch(tokens, self.slots.page_table, rows, self._to_device(_logit_rows(plan, cu_q)))
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        host = torch.from_numpy(np.ascontiguousarray(array))
+        if not self.device.startswith("cuda"):
+            return host.to(self.device)
+        return host.pin_memory().to(self.device, non_blocking=True)
+
+
+def _chunk_positions(start: np.ndarray, q_len: np.ndarray) -> np.ndarray:
+    parts = [np.arange(s, s + q, dtype=np.int32) for s, q in zip(start, q_len, strict=True)]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+
+def _logit_rows(plan: Plan, cu_q: np.ndarray) -> np.ndarray:
+    """Token numbers that become logits: the last of every emitting row, then all of every scored row."""
+    last = cu_q[plan.emits + 1].astype(np.int64) - 1
+    scored = [np.arange(cu_q[r], cu_q[r + 1], dtype=np.int64) for r in plan.scored]
+    return np.concatenate([last, *scored])
+
+
+def _top_logprobs(plan: Plan, out: SampleOut) -> TopLogprobs | None:
+    if out.raw is None or out.processed is None or out.top_ids is None or out.top_raw is None:
+        return None
+    return TopLogprobs(
+        plan.emits, out.raw.numpy(), out.processed.numpy(), out.top_ids.numpy().astype(np.int32), out.top_raw.numpy()
+    )

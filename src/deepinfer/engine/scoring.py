@@ -1,0 +1,53 @@
+"""Prompt logprobs: what the model thought of the tokens it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from ..plan import Plan, PromptScores
+from ..protocols import Model
+from ..sampling import SamplingTable, top_logprobs
+
+__all__ = ["score_prompt_rows"]
+
+#: Positions turned into logits at once: bounds memory at 64 vocabularies whatever the chunk.
+POSITIONS_AT_ONCE = 64
+
+
+def score_prompt_rows(
+    plan: Plan, hidden: torch.Tensor, model: Model, table: SamplingTable, prompts: Mapping[int, np.ndarray]
+) -> tuple[PromptScores, ...]:
+    """Scores of the plan's `scored` rows; `hidden` [sum of their q, M] in that order."""
+    scores, offset = [], 0
+    for row in plan.scored.tolist():
+        q_len, start, slot = int(plan.q_max[row]), int(plan.chunk_start[row]), int(plan.slots[row])
+        targets = prompts[slot][start + 1 : start + q_len + 1]
+        states = hidden[offset : offset + len(targets)]
+        offset += q_len
+        if len(targets):
+            scores.append(_score(row, start + 1, targets, states, model, table.num_prompt_logprobs(slot)))
+    return tuple(scores)
+
+
+def _score(
+    row: int, start: int, targets: np.ndarray, states: torch.Tensor, model: Model, num_top: int
+) -> PromptScores:
+    raw, ids, values = [], [], []
+    for low in range(0, len(targets), POSITIONS_AT_ONCE):
+        logits = model.logits(states[low : low + POSITIONS_AT_ONCE])
+        wanted = torch.from_numpy(targets[low : low + POSITIONS_AT_ONCE]).long().to(logits.device)
+        chosen, top_ids, top_raw = top_logprobs(logits, wanted, num_top)
+        raw.append(chosen)
+        ids.append(top_ids)
+        values.append(top_raw)
+    return PromptScores(
+        row,
+        start,
+        targets,
+        torch.cat(raw).cpu().numpy(),
+        torch.cat(ids).cpu().numpy().astype(np.int32),
+        torch.cat(values).cpu().numpy(),
+    )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .types import Request, RequestOutput
 
 __all__ = [
+    "Accelerator",
     "AttentionOp",
     "CacheWriteOp",
     "ChatFormat",
@@ -93,9 +94,7 @@ class KVBook(Protocol):
         """Pages that `allocate` could give now, evicting cached ones."""
         ...
 
-    def match(
-        self, token_ids: NDArray[np.int32], *, salt: str = "", extra_keys: Sequence[str] = ()
-    ) -> PrefixHit:
+    def match(self, token_ids: NDArray[np.int32], *, salt: str = "", extra_keys: Sequence[str] = ()) -> PrefixHit:
         """Longest cached whole-page prefix, capped so that at least one token stays to be computed."""
         ...
 
@@ -232,6 +231,22 @@ class SampleOp(Protocol):
 
 
 # --- models and text -----------------------------------------------------------------------------
+
+
+class Accelerator(Protocol):
+    """A device type that models are loaded on."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def device(self) -> str:
+        """torch device type, such as `cuda`."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Element type of activations where the user names none, such as `bfloat16`."""
+        ...
 
 
 class Model(Protocol):

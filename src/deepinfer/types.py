@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
@@ -41,7 +41,11 @@ def _bad_words(values: Sequence[str | Sequence[int]]) -> tuple[str | tuple[int, 
     return tuple(v if isinstance(v, str) else _ints(v) for v in values)
 
 
-def _between(low: float, high: float, *, open_low: bool = False):
+def _biases(values: Mapping[int, float]) -> Mapping[int, float]:
+    return dict(values)
+
+
+def _between(low: float, high: float, *, open_low: bool = False) -> Callable[[object, attrs.Attribute, float], None]:
     def check(_instance: object, attribute: attrs.Attribute, value: float) -> None:
         inside = isinstance(value, (int, float)) and low <= value <= high and not (open_low and value == low)
         if isinstance(value, bool) or not inside:
@@ -51,7 +55,7 @@ def _between(low: float, high: float, *, open_low: bool = False):
     return check
 
 
-def _count(low: int, *, optional: bool = False):
+def _count(low: int, *, optional: bool = False) -> Callable[[object, attrs.Attribute, int | None], None]:
     def check(_instance: object, attribute: attrs.Attribute, value: int | None) -> None:
         if value is None and optional:
             return
@@ -88,7 +92,7 @@ class SamplingParams:
     #: Subtracted per occurrence in the output.
     frequency_penalty: float = attrs.field(default=0.0, validator=_between(-100.0, 100.0))
     #: Token id to a value added to its logit.
-    logit_bias: Mapping[int, float] = attrs.field(factory=dict, converter=dict)
+    logit_bias: Mapping[int, float] = attrs.field(factory=dict, converter=_biases)
     #: Texts or token sequences that never appear in the output.
     bad_words: tuple[str | tuple[int, ...], ...] = attrs.field(default=(), converter=_bad_words)
     #: Only these ids can be sampled.

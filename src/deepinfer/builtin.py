@@ -1,0 +1,85 @@
+"""Everything this library brings, as records; strings only, so that listing the parts imports none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .hooks import hookimpl
+from .kinds import OP_KINDS
+from .record import Record
+
+__all__ = ["deepinfer_records"]
+
+
+@hookimpl
+def deepinfer_records() -> Iterator[Record]:
+    """The parts of this library, through the hook that plugins use."""
+    yield from _ops()
+    yield from _policies()
+    yield from _readers()
+    yield from _accelerators()
+
+
+def _ops() -> Iterator[Record]:
+    for kind in OP_KINDS:
+        op = kind.removeprefix("op.")
+        yield Record(kind, "reference", f"deepinfer.kernels.reference:{op}")
+        yield Record(kind, "eager", f"deepinfer.kernels.eager:{op}", priority=50)
+        yield Record(
+            kind,
+            "native",
+            f"deepinfer.kernels.native:{op}",
+            devices="cpu",
+            dtypes="float32",
+            priority=100,
+            probe="deepinfer.kernels.native:probe",
+        )
+        yield Record(
+            kind,
+            "triton",
+            f"deepinfer.kernels.triton:{op}",
+            devices=("cuda", "cpu"),
+            dtypes=("float32", "float16", "bfloat16"),
+            priority=100,
+            probe="deepinfer.kernels.triton:probe",
+            accepts="deepinfer.kernels.triton:accepts",
+        )
+
+
+def _policies() -> Iterator[Record]:
+    for name, attribute in {
+        "fcfs": "Fcfs",
+        "shortest-prompt": "ShortestPrompt",
+        "priority": "Priority",
+        "fair-share": "FairShare",
+    }.items():
+        yield Record(
+            "scheduler.policy", name, f"deepinfer.schedulers:{attribute}", priority=100 if name == "fcfs" else 0
+        )
+
+
+def _readers() -> Iterator[Record]:
+    yield Record("weights", "safetensors", "deepinfer.models:SafetensorsCheckpoint")
+    yield Record("weights", "gguf", "deepinfer.models:GgufCheckpoint")
+    for model_type in ("llama", "mistral", "qwen2"):
+        yield Record("model", model_type, "deepinfer.models.llama:build")
+    yield Record("tokenizer", "bpe", "deepinfer.models:load_tokenizer")
+    yield Record("chat_format", "jinja", "deepinfer.models:JinjaChatFormat")
+
+
+def _accelerators() -> Iterator[Record]:
+    yield Record("accelerator", "cpu", "deepinfer.accelerator:cpu")
+    yield Record(
+        "accelerator",
+        "nvidia",
+        "deepinfer.accelerator:nvidia",
+        priority=100,
+        probe="deepinfer.accelerator:why_no_nvidia",
+    )
+    yield Record(
+        "accelerator",
+        "ascend",
+        "deepinfer.accelerator:ascend",
+        priority=90,
+        probe="deepinfer.accelerator:why_no_ascend",
+    )

@@ -1,0 +1,1 @@
+"""Measurements of this library on this machine; `benchmarks/` in the repository adds the peers."""

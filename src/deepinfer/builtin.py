@@ -22,27 +22,33 @@ def deepinfer_records() -> Iterator[Record]:
 
 def _ops() -> Iterator[Record]:
     for kind in OP_KINDS:
-        op = kind.removeprefix("op.")
-        yield Record(kind, "reference", f"deepinfer.kernels.reference:{op}")
-        yield Record(kind, "eager", f"deepinfer.kernels.eager:{op}", priority=50)
+        make = "make_" + kind.removeprefix("op.")
+        yield Record(kind, "reference", f"deepinfer.kernels.reference:{make}")
+        yield Record(
+            kind,
+            "eager",
+            f"deepinfer.kernels.eager:{make}",
+            priority=50,
+            accepts="deepinfer.kernels.usable:eager_accepts",
+        )
         yield Record(
             kind,
             "native",
-            f"deepinfer.kernels.native:{op}",
+            f"deepinfer.kernels.native:{make}",
             devices="cpu",
-            dtypes="float32",
             priority=100,
-            probe="deepinfer.kernels.native:probe",
+            probe="deepinfer.kernels.usable:native_probe",
+            accepts="deepinfer.kernels.usable:native_accepts",
         )
         yield Record(
             kind,
             "triton",
-            f"deepinfer.kernels.triton:{op}",
+            f"deepinfer.kernels.triton:{make}",
             devices=("cuda", "cpu"),
             dtypes=("float32", "float16", "bfloat16"),
             priority=100,
-            probe="deepinfer.kernels.triton:probe",
-            accepts="deepinfer.kernels.triton:accepts",
+            probe="deepinfer.kernels.usable:triton_probe",
+            accepts="deepinfer.kernels.usable:triton_accepts",
         )
 
 

@@ -30,6 +30,8 @@ class Kind:
     need: tuple[str, ...] = ()
     #: `"module:attribute"` of the contract check in the test kit.
     check: str | None = None
+    #: Chosen by what a checkpoint holds or asks for, not by priority.
+    by_content: bool = False
 
 
 _OP_KEYWORDS = ("device", "dtype", "invariant")
@@ -50,16 +52,16 @@ _ROWS = (
     _op("op.attention", "Causal attention over paged keys and values.", protocols.AttentionOp),
     _op("op.sample", "Argmax of logits and seeded Gumbel noise.", protocols.SampleOp),
     Kind("scheduler.policy", "Order in which waiting requests are admitted.", protocols.Policy, ()),
-    Kind("weights", "Reads a checkpoint's tensors and configuration.", None, ("path",), ("path",)),
+    Kind("weights", "Reads a checkpoint's tensors and configuration.", None, ("path",), ("path",), by_content=True),
     Kind(
         "model",
         "Builds a model from a checkpoint; its name is the `model_type` of the configuration.",
         protocols.Model,
         ("config", "loader", "bind", "options"),
-        ("model_type",),
+        by_content=True,
     ),
-    Kind("tokenizer", "Text to token ids and back.", protocols.Tokenizer, ("checkpoint",), ("checkpoint",)),
-    Kind("chat_format", "Messages to a prompt.", protocols.ChatFormat, ("checkpoint",), ("checkpoint",)),
+    Kind("tokenizer", "Text to token ids and back.", protocols.Tokenizer, ("checkpoint",), by_content=True),
+    Kind("chat_format", "Messages to a prompt.", protocols.ChatFormat, ("checkpoint",), by_content=True),
     Kind("accelerator", "A device type that models are loaded on.", protocols.Accelerator, ()),
 )
 

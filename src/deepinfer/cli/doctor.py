@@ -71,9 +71,9 @@ def _accelerator(registry: Registry) -> tuple[Accelerator | None, list[str]]:
 def _pick(registry: Registry, kind: str, need: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
     """What is picked for a kind; ops are also made, which shows that they load."""
     if kind not in registry.kinds():
-        return {"kind": kind, "need": need, "picked": None, "rejected": [], "error": "nothing is registered"}, (
-            f"{kind}: nothing is registered"
-        )
+        return _nothing(kind, need, "nothing is registered"), f"{kind}: nothing is registered"
+    if kind in KINDS and KINDS[kind].by_content:
+        return _by_content(registry, kind)
     explanation = registry.explain(kind, need)
     if explanation.picked is None:
         return explanation.config(), f"{kind}: {explanation.error or 'nothing registered can be used here'}"
@@ -83,6 +83,19 @@ def _pick(registry: Registry, kind: str, need: dict[str, Any]) -> tuple[dict[str
     except Exception as error:
         return explanation.config(), f"{kind}: {explanation.picked.name} fails: {type(error).__name__}: {error}"
     return explanation.config(), None
+
+
+def _by_content(registry: Registry, kind: str) -> tuple[dict[str, Any], str | None]:
+    """A checkpoint picks among these, so all that work are of interest."""
+    reasons = {record: record.why_not({}) for record in registry.records(kind)}
+    pick = _nothing(kind, {}, None)
+    pick["available"] = [record.config() for record, reason in reasons.items() if reason is None]
+    pick["rejected"] = [{**record.config(), "reason": reason} for record, reason in reasons.items() if reason]
+    return pick, None if pick["available"] else f"{kind}: nothing registered can be used here"
+
+
+def _nothing(kind: str, need: dict[str, Any], error: str | None) -> dict[str, Any]:
+    return {"kind": kind, "need": need, "picked": None, "rejected": [], "error": error}
 
 
 def _native(registry: Registry) -> dict[str, Any]:
@@ -146,8 +159,8 @@ def _render(report: dict[str, Any]) -> str:
 
 
 def _render_pick(pick: dict[str, Any]) -> list[str]:
-    picked = pick["picked"]
-    first = f"{pick['kind']}: " + (f"{picked['name']} ({picked['origin']})" if picked else "nothing")
+    chosen = pick.get("available") or [pick["picked"]] * (pick["picked"] is not None)
+    first = f"{pick['kind']}: " + (", ".join(f"{c['name']} ({c['origin']})" for c in chosen) or "nothing")
     return [first, *(f"    not {r['name']}: {str(r['reason']).strip().splitlines()[-1]}" for r in pick["rejected"])]
 
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import DeepInferError
-from . import doctor, plugins
+from . import bench, doctor, generate, plugins
 
 __all__ = ["main"]
 
-COMMANDS = (plugins, doctor)
+COMMANDS = (generate, bench, plugins, doctor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

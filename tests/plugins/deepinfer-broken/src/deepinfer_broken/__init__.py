@@ -1,0 +1,3 @@
+"""Fails when imported."""
+
+raise ImportError("libxpu.so.7: cannot open shared object file")

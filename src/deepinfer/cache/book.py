@@ -74,7 +74,7 @@ class PagedBook:
         self.page_tokens = page_tokens
         self.prefix_caching = prefix_caching
         self.pool = PagePool(num_pages, page_tokens=page_tokens)
-        self.index = PrefixIndex(num_pages, page_tokens=page_tokens)
+        self.index = PrefixIndex(self.pool)
         self._num_duplicates = 0
         self._num_refused = 0
 
@@ -92,7 +92,7 @@ class PagedBook:
             return self._no_match(len(token_ids))
         hit = self.index.match(token_ids, salt=salt, extra_keys=extra_keys)
         if hit.num_tokens:
-            self.pool.retain(hit.page_ids)
+            self.pool.retain_adopted(hit.page_ids)
         return hit
 
     def allocate(self, count: int) -> Int32 | None:
@@ -102,7 +102,7 @@ class PagedBook:
             if missing > self.pool.num_idle:
                 self._num_refused += 1
                 return None
-            self.pool.disown(self.index.evict(missing, self.pool.refs))
+            self.index.evict(missing)
         return self.pool.allocate(count)
 
     def release(self, page_ids: Int32, *, after: int | None = None) -> None:
@@ -128,17 +128,11 @@ class PagedBook:
         alone: it becomes free when released.
 
         Raises:
-            LeaseError: the caller does not hold a page. CacheError: too few pages, or a page that
-            serves another prefix.
+            LeaseError: an added page is not held, or serves another prefix. CacheError: too few pages.
         """
-        num_whole = len(token_ids) // self.page_tokens
-        if not self.prefix_caching or not num_whole:
-            return
-        self.pool.require_held(page_ids[:num_whole])
-        done = self.index.insert(token_ids, page_ids, salt=salt, extra_keys=extra_keys)
-        self._num_duplicates += done.duplicates.size
-        if done.added.size:
-            self.pool.adopt(done.added)
+        if self.prefix_caching:
+            done = self.index.insert(token_ids, page_ids, salt=salt, extra_keys=extra_keys)
+            self._num_duplicates += done.duplicates.size
 
     def retire(self, step: int) -> None:
         """Every step up to `step` has ended: pages released `after` it are free."""
@@ -187,7 +181,7 @@ class PagedBook:
 
     def forget(self) -> None:
         """Drop every cached prefix, as after a change of the weights; held pages stay with their holders."""
-        self.pool.disown(self.index.clear())
+        self.index.clear()
 
     def reset(self) -> None:
         """As new: pages of all holders are taken back, prefixes and statistics forgotten."""
@@ -216,8 +210,6 @@ class PagedBook:
         """Verify all invariants of pool and index; raises AssertionError. For tests: visits every page."""
         self.pool.check()
         self.index.check()
-        assert len(self.index) == self.pool.num_adopted, "pool and index disagree on how many pages are cached"
-        assert all(self.pool.is_adopted(run.page_ids()).all() for run in self.index.runs()), "a page is cached unasked"
 
     def config(self) -> dict[str, Any]:
         return {

@@ -3,13 +3,13 @@
 The byte layout is public and fixed, so that other programs and languages can make the same keys
 (integers are little-endian, `||` is concatenation, Z is the number of tokens of a page):
 
-    root   = SHA256( 0x00 || "deepinfer.page.v1" || u8(len(seed)) || seed || u32(Z) || fields )
-    key[i] = SHA256( 0x01 || key[i - 1] || i32[Z] tokens of page i || fields of page i ),  key[-1] = root
+    root   = SHA256( "deepinfer.page.v1" || u8(len(seed)) || seed || u32(Z) || fields )
+    key[i] = SHA256( key[i - 1] || i32[Z] tokens of page i || fields of page i ),  key[-1] = root
     fields = u16(number of fields) || field || field ...      ordered by tag, then as given
     field  = u8(tag) || u32(len(value)) || value
 
-The first byte keeps roots and pages apart, the length before each value keeps neighbouring values
-apart, and the tag keeps a model name from passing for a salt. A page's key holds all pages before it.
+The length before each value keeps neighbouring values apart, and the tag keeps a model name from
+passing for a salt. A page's key depends on all pages before it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ __all__ = ["Field", "KeyChain", "Tag", "encode_fields"]
 
 MAGIC = b"deepinfer.page.v1"
 KEY_BYTES = 32
+NO_FIELDS = b"\x00\x00"
 
 
 class Tag(enum.IntEnum):
@@ -97,7 +98,7 @@ class KeyChain:
         if page_tokens < 1 or len(seed) > 255:
             raise CacheError(f"page_tokens is {page_tokens}, seed has {len(seed)} bytes; expected >= 1 and <= 255")
         self.page_tokens = page_tokens
-        head = b"\x00" + MAGIC + bytes([len(seed)]) + seed + struct.pack("<I", page_tokens)
+        head = MAGIC + bytes([len(seed)]) + seed + struct.pack("<I", page_tokens)
         self.root = hashlib.sha256(head + encode_fields(fields)).digest()
 
     def keys(
@@ -118,14 +119,13 @@ class KeyChain:
         """
         if parent is not None and len(parent) != KEY_BYTES:
             raise CacheError(f"parent has {len(parent)} bytes; expected a key of {KEY_BYTES}")
-        packed = self._pack(token_ids)
-        step = 4 * self.page_tokens
-        plain, extra = encode_fields(()), page_fields or {}
+        packed, step = self._pack(token_ids), 4 * self.page_tokens
+        extra = page_fields or {}
         sha256 = hashlib.sha256
         key, found = parent or self.root, []
         for number, start in enumerate(range(0, len(packed), step)):
-            fields = encode_fields(extra[number]) if number in extra else plain
-            key = sha256(b"\x01" + key + packed[start : start + step] + fields).digest()
+            fields = encode_fields(extra[number]) if number in extra else NO_FIELDS
+            key = sha256(key + packed[start : start + step] + fields).digest()
             found.append(key)
         return np.frombuffer(b"".join(found), np.uint8).reshape(-1, KEY_BYTES)
 

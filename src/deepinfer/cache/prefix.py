@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CacheError
-from .radix import ID_BYTES, TOKEN_BYTES, RadixTree, Run, namespace
+from .pages import PagePool
+from .radix import ID_BYTES, TOKEN_BYTES, Namespace, RadixTree, Run, namespace
 
 __all__ = ["Insertion", "MissReason", "PrefixIndex", "PrefixMatch"]
 
 Int32 = NDArray[np.int32]
+
+NO_PAGES = np.zeros(0, np.int32)
+NO_PAGES.flags.writeable = False
 
 
 class MissReason(enum.StrEnum):
@@ -61,19 +65,18 @@ class PrefixIndex:
     Tokens are compared, never only hashed. Only whole pages are kept, and if a page is in the index, so
     are all pages before it. Requests meet only within one salt and one tuple of extra keys.
 
-    num_pages: pages of the pool, page 0 included.
+    pool: whose pages these are. The index adopts what it enters and disowns what it drops; looking up
+    retains nothing.
     """
 
-    def __init__(self, num_pages: int, *, page_tokens: int) -> None:
-        self.num_pages = num_pages
-        self.page_tokens = page_tokens
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self.page_tokens = pool.page_tokens
         self.reset()
 
     def reset(self) -> None:
-        """Forget all prefixes and statistics."""
+        """Forget all prefixes and statistics; for a pool that was reset."""
         self._tree = RadixTree(page_tokens=self.page_tokens)
-        self._present = np.zeros(self.num_pages, np.bool_)
-        self._used = np.zeros(self.num_pages, np.int64)
         self._clock = 0
         self._queue: list[tuple[int, int, Run]] = []
         self._num_queued = 0
@@ -92,9 +95,6 @@ class PrefixIndex:
         """Pages in the index."""
         return self._num_cached
 
-    def __contains__(self, page_id: int) -> bool:
-        return 0 < page_id < self.num_pages and bool(self._present[page_id])
-
     def match(self, token_ids: Int32, *, salt: str = "", extra_keys: Sequence[str] = ()) -> PrefixMatch:
         """Longest cached prefix in whole pages that leaves at least one of `token_ids` [L] i32 to compute.
 
@@ -104,18 +104,13 @@ class PrefixIndex:
         ids = self._tokens(token_ids)
         num_tokens = len(ids)
         whole = ids[: max(num_tokens - 1, 0) // self.page_tokens * self.page_tokens].tobytes()
-        space = namespace(salt, extra_keys)
-        root = self._tree.roots.get(space)
-        run, found, offset = (None, [], 0) if root is None else self._tree.walk(root, whole)
-        pages = np.frombuffer(b"".join(found), np.int32).copy()
-        if offset:
-            self._touch(pages)
+        run, found, offset = self._walk(namespace(salt, extra_keys), whole)
         reason = MissReason.ALIGNMENT
         if offset < len(whole):
-            reason = self._explain(run.serial if run else space, whole, offset)
+            reason = self._explain(run.lineage if run else namespace(salt, extra_keys), whole, offset)
         hit_tokens = offset // TOKEN_BYTES
         self.count(num_tokens, hit_tokens, len(whole) // TOKEN_BYTES, reason)
-        return PrefixMatch(pages, hit_tokens, reason)
+        return PrefixMatch(np.frombuffer(b"".join(found), np.int32).copy(), hit_tokens, reason)
 
     def insert(self, token_ids: Int32, page_ids: Int32, *, salt: str = "", extra_keys: Sequence[str] = ()) -> Insertion:
         """Enter the whole pages of `token_ids` [L] i32, held by the first pages of `page_ids`.
@@ -123,7 +118,8 @@ class PrefixIndex:
         A prefix that is there already keeps its pages; the offered ones are reported as duplicates.
 
         Raises:
-            CacheError: fewer pages than whole pages of tokens; an added page is in the index already.
+            CacheError: fewer pages than whole pages of tokens.
+            LeaseError: an added page is not held, or is in the index already; nothing has changed.
         """
         ids = self._tokens(token_ids)
         num_whole = len(ids) // self.page_tokens
@@ -132,29 +128,27 @@ class PrefixIndex:
         offered = np.asarray(page_ids[:num_whole], np.int32)
         whole = ids[: num_whole * self.page_tokens].tobytes()
         space = namespace(salt, extra_keys)
-        root = self._tree.roots.get(space)
-        run, found, offset = (None, [], 0) if root is None else self._tree.walk(root, whole)
+        run, found, offset = self._walk(space, whole)
         depth = offset // self._tree.page_bytes
         added = offered[depth:]
-        pages = np.frombuffer(b"".join([*found, added.tobytes()]), np.int32).copy()
         if added.size:
-            self._require_new(added)
-        self._touch(pages)
-        if added.size:
-            self._enqueue(self._tree.add(space, run, whole[offset:], added.tobytes(), depth=depth))
-            self._present[added] = True
+            self._pool.adopt(added)
+            self._enqueue(self._tree.add(space, run, whole[offset:], added.tobytes(), self._clock))
             self._num_cached += added.size
-        return Insertion(pages, added, offered[:depth][offered[:depth] != pages[:depth]])
+        known = b"".join(found)
+        if known == offered[:depth].tobytes():
+            return Insertion(offered.copy(), added, NO_PAGES)
+        pages = np.frombuffer(known + added.tobytes(), np.int32).copy()
+        return Insertion(pages, added, offered[offered != pages])
 
-    def evict(self, count: int, refs: Int32) -> Int32:
-        """Drop least recently used pages until `count` of them are held by nobody.
+    def evict(self, count: int) -> int:
+        """Free `count` least recently used pages that nobody holds; returns how many, fewer if there are no more.
 
-        refs [P] i32: holders of each page besides the index. Leaves go first and of a leaf its tail. Only
-        if pages held by nobody remain before pages in use (whose holder computed the prefix itself) are
-        those in use dropped from the index as well, so that every page with 0 refs can be had.
-
-        Returns: the dropped pages i32, tails first; fewer free ones than `count` if there are no more.
+        Leaves go first and of a leaf its tail. Only if idle pages remain before pages in use (whose
+        holder computed the prefix itself) are those in use dropped from the index as well, so that
+        every idle page can be had.
         """
+        refs = self._pool.refs
         self._clock += 1
         dropped: list[Int32] = []
         num_freed = 0
@@ -163,34 +157,32 @@ class PrefixIndex:
             run.queued = False
             if run.parent is None or run.children:
                 continue
-            pages = run.page_ids()
-            last_used = int(self._used[pages[-1]])
-            if last_used > used:
+            if run.used > used:
                 self._enqueue(run)
                 continue
-            num = self._num_evictable(pages, refs, count - num_freed)
-            if num == 0:
-                # In use counts as used now: the queue ends when such a run comes round again.
-                self._used[pages] = self._clock
-                self._enqueue(run)
-                if used == self._clock:
-                    break
+            num = _num_idle(run.page_ids()[::-1][: count - num_freed], refs)
+            if num:
+                dropped.append(self._cut(run, len(run.pages) // ID_BYTES - num))
+                num_freed += num
                 continue
-            dropped.append(self._cut(run, len(pages) - num))
-            num_freed += num
+            # In use counts as used now: the search ends when such a run comes round again.
+            run.used = self._clock
+            self._enqueue(run)
+            if used == self._clock:
+                break
         if num_freed < count:
             dropped += self._evict_before_held(count - num_freed, refs)
-        return np.concatenate(dropped) if dropped else np.zeros(0, np.int32)
+        return self._pool.disown(np.concatenate(dropped)) if dropped else 0
 
-    def clear(self) -> Int32:
-        """Drop every prefix and return the pages; statistics stay."""
-        dropped = np.flatnonzero(self._present).astype(np.int32)
+    def clear(self) -> None:
+        """Drop every prefix; statistics stay."""
+        pages = [run.page_ids() for run in self._tree.runs()]
+        if pages:
+            self._pool.disown(np.concatenate(pages))
         self._tree = RadixTree(page_tokens=self.page_tokens)
-        self._present[:] = False
         self._queue.clear()
         self._num_cached = 0
         self._evicted = (set(), set())
-        return dropped
 
     def count(self, num_tokens: int, hit_tokens: int, whole_tokens: int, reason: MissReason) -> None:
         """Enter one query of `num_tokens`, of which `whole_tokens` could have been hit, in the statistics."""
@@ -200,10 +192,6 @@ class PrefixIndex:
         self.misses[reason] += 1
         self.missed_tokens[reason] += whole_tokens - hit_tokens
         self.missed_tokens[MissReason.ALIGNMENT] += num_tokens - whole_tokens
-
-    def runs(self) -> Iterator[Run]:
-        """The runs of pages that make up the index, a parent before its children."""
-        return self._tree.runs()
 
     def check(self) -> None:
         """Verify every invariant; raises AssertionError. Cost: visits every run."""
@@ -216,8 +204,8 @@ class PrefixIndex:
             assert run.queued or run.children, "a leaf is missing in the eviction queue"
         pages = np.concatenate(seen)
         assert np.unique(pages).size == pages.size == self._num_cached, "a page has two prefixes or is miscounted"
-        assert np.count_nonzero(self._present) == pages.size and self._present[pages].all(), "stray page marks"
-        assert not self._present[0], "the padding page was cached"
+        assert self._pool.num_adopted == pages.size, "the pool knows of other cached pages"
+        assert self._pool.is_adopted(pages).all(), "a cached page is not adopted"
 
     def _tokens(self, token_ids: Int32 | Sequence[int]) -> Int32:
         ids = np.asarray(token_ids)
@@ -231,36 +219,16 @@ class PrefixIndex:
             raise CacheError(f"token_ids span {ids.min()} to {ids.max()}; expected 32-bit integers")
         return ids.astype(np.int32)
 
-    def _touch(self, pages: Int32) -> None:
+    def _walk(self, space: Namespace, whole: bytes) -> tuple[Run | None, list[bytes], int]:
         self._clock += 1
-        self._used[pages] = self._clock
-
-    def _require_new(self, added: Int32) -> None:
-        if added.min() < 1 or added.max() >= self.num_pages:
-            raise CacheError(f"pages {added.tolist()} are not all of this pool; expected 1 to {self.num_pages - 1}")
-        known = self._present.take(added)
-        if known.any():
-            page = int(added[known][0])
-            raise CacheError(f"page {page} already serves another prefix; offer it again once that is evicted")
-        if added.size > 1 and np.unique(added).size != added.size:
-            raise CacheError(f"pages {added.tolist()} were offered together; expected each page once")
+        root = self._tree.roots.get(space)
+        return (None, [], 0) if root is None else self._tree.walk(root, whole, self._clock)
 
     def _enqueue(self, run: Run) -> None:
-        if run.queued:
-            return
-        run.queued = True
-        self._num_queued += 1
-        last_page = int.from_bytes(run.pages[-ID_BYTES:], "little")
-        heapq.heappush(self._queue, (int(self._used[last_page]), self._num_queued, run))
-
-    def _num_evictable(self, pages: Int32, refs: Int32, limit: int) -> int:
-        """Pages at the end of a leaf that are idle and not younger than the next leaf; at most `limit`."""
-        tail = pages[::-1][:limit]
-        stop = refs[tail] != 0
-        if self._queue:
-            stop |= self._used[tail] > self._queue[0][0]
-            stop[0] = refs[tail[0]] != 0
-        return int(stop.argmax()) if stop.any() else len(tail)
+        if not run.queued:
+            run.queued = True
+            self._num_queued += 1
+            heapq.heappush(self._queue, (run.used, self._num_queued, run))
 
     def _cut(self, run: Run, num_left: int) -> Int32:
         """Drop the pages of a leaf after its first `num_left`; returns them, tail first."""
@@ -268,9 +236,8 @@ class PrefixIndex:
         owner = run if num_left else run.parent
         assert owner is not None, "a root has no pages"
         next_page = run.tokens[num_left * size : (num_left + 1) * size]
-        self._remember(hash((owner.serial, run.start + num_left, next_page)))
+        self._remember(hash((owner.lineage, run.start + num_left, next_page)))
         dropped = run.page_ids()[num_left:][::-1]
-        self._present[dropped] = False
         self._num_cached -= dropped.size
         self.num_evicted += dropped.size
         leaf = self._tree.cut(run, num_left)
@@ -301,15 +268,21 @@ class PrefixIndex:
     def _remember(self, fingerprint: int) -> None:
         young, _ = self._evicted
         young.add(fingerprint)
-        if len(young) >= self.num_pages:
+        if len(young) >= self._pool.num_pages:
             self._evicted = (set(), young)
 
-    def _explain(self, serial: object, whole: bytes, offset: int) -> MissReason:
+    def _explain(self, lineage: object, whole: bytes, offset: int) -> MissReason:
         size = self._tree.page_bytes
         page = whole[offset : offset + size]
-        fingerprint = hash((serial, offset // size, page))
+        fingerprint = hash((lineage, offset // size, page))
         if any(fingerprint in generation for generation in self._evicted):
             return MissReason.EVICTED
         if offset == 0 and page in self._tree.first_pages:
             return MissReason.SALT
         return MissReason.COLD
+
+
+def _num_idle(pages: Int32, refs: Int32) -> int:
+    """How many of the first pages nobody holds."""
+    held = refs[pages] != 0
+    return int(held.argmax()) if np.count_nonzero(held) else len(pages)

@@ -33,9 +33,9 @@ class Run:
     evicted pages alive, and join without per-page objects.
     """
 
-    __slots__ = ("children", "pages", "parent", "queued", "serial", "start", "tokens")
+    __slots__ = ("children", "lineage", "pages", "parent", "queued", "start", "tokens", "used")
 
-    def __init__(self, parent: Run | None, start: int, tokens: bytes, pages: bytes, serial: object) -> None:
+    def __init__(self, parent: Run | None, start: int, tokens: bytes, pages: bytes, lineage: object, used: int) -> None:
         self.parent = parent
         #: Pages between the root and this run.
         self.start = start
@@ -43,8 +43,10 @@ class Run:
         self.pages = pages
         #: By the tokens of their first page.
         self.children: dict[bytes, Run] = {}
-        #: Never used twice; the namespace in a root.
-        self.serial = serial
+        #: Names the path of tokens it is on; halves of a split share it, a root has its namespace.
+        self.lineage = lineage
+        #: When all of its pages were last used; no page of a run is used without the others.
+        self.used = used
         #: Whether the eviction queue has an entry for it.
         self.queued = False
 
@@ -59,7 +61,7 @@ class Run:
 
 
 class RadixTree:
-    """One tree of runs for each namespace. Knows nothing of use or age.
+    """One tree of runs for each namespace.
 
     page_tokens: tokens of a page. append_limit: pages up to which a leaf run grows in place when more
     pages follow (a longer one would be copied too often); beyond it they become a child.
@@ -73,10 +75,11 @@ class RadixTree:
         self.first_pages: dict[bytes, int] = {}
         self._num_runs = 0
 
-    def walk(self, root: Run, tokens: bytes) -> tuple[Run, list[bytes], int]:
-        """Longest cached prefix of `tokens` (whole pages).
+    def walk(self, root: Run, tokens: bytes, now: int) -> tuple[Run, list[bytes], int]:
+        """Longest cached prefix of `tokens` (whole pages), marked as used at `now`.
 
-        Returns: the run it ends in, the page ids of the way as bytes, and its number of tokens in bytes.
+        A run that is left midway is split there.
+        Returns: the run whose end it reaches, the page ids of the way as bytes, its tokens in bytes.
         """
         run, found, offset, end = root, [], 0, len(tokens)
         size = self.page_bytes
@@ -85,29 +88,25 @@ class RadixTree:
             if child is None:
                 break
             run = child
-            if tokens.startswith(run.tokens, offset):
-                found.append(run.pages)
-                offset += len(run.tokens)
-                continue
-            common = self._common_pages(run.tokens, tokens, offset)
-            found.append(run.pages[: common * ID_BYTES])
-            offset += common * size
-            break
+            if not tokens.startswith(run.tokens, offset):
+                run = self._split(run, self._common_pages(run.tokens, tokens, offset))
+                end = 0
+            run.used = now
+            found.append(run.pages)
+            offset += len(run.tokens)
         return run, found, offset
 
-    def add(self, space: Namespace, run: Run | None, tokens: bytes, pages: bytes, *, depth: int) -> Run:
-        """Append pages `depth` pages below the root, where `walk` ended in `run`; returns the run that has them."""
+    def add(self, space: Namespace, run: Run | None, tokens: bytes, pages: bytes, now: int) -> Run:
+        """Append pages to the run where `walk` ended (None: no such namespace yet); returns the run that has them."""
         if run is None:
-            run = self.roots[space] = Run(None, 0, b"", b"", space)
-        if depth < run.end:
-            run = self._split(run, depth - run.start)
+            run = self.roots[space] = Run(None, 0, b"", b"", space, now)
         grown = len(run.pages) + len(pages)
         if run.parent is not None and not run.children and grown <= self.append_limit * ID_BYTES:
             run.tokens += tokens
             run.pages += pages
             return run
         self._num_runs += 1
-        child = Run(run, depth, tokens, pages, self._num_runs)
+        child = Run(run, run.end, tokens, pages, self._num_runs, now)
         key = tokens[: self.page_bytes]
         run.children[key] = child
         if run.parent is None:
@@ -130,7 +129,7 @@ class RadixTree:
             return None if parent.children else parent
         self._forget_first_page(key)
         if not parent.children:
-            del self.roots[parent.serial]  # type: ignore[arg-type]  # a root's serial is its namespace
+            del self.roots[parent.lineage]  # type: ignore[arg-type]  # a root's lineage is its namespace
         return None
 
     def runs(self) -> Iterator[Run]:
@@ -153,7 +152,7 @@ class RadixTree:
         """Verify the shape of the tree; raises AssertionError."""
         first: dict[bytes, int] = {}
         for space, root in self.roots.items():
-            assert root.serial == space and root.parent is None and not root.pages, "damaged root"
+            assert root.lineage == space and root.parent is None and not root.pages, "damaged root"
             assert root.children, "a namespace without pages was kept"
             for key in root.children:
                 first[key] = first.get(key, 0) + 1
@@ -178,8 +177,8 @@ class RadixTree:
         """Put the first `at` pages into a run of their own, the parent of the rest; returns it."""
         parent = run.parent
         assert parent is not None and 0 < at < run.end - run.start, "a split needs both sides"
-        self._num_runs += 1
-        head = Run(parent, run.start, run.tokens[: at * self.page_bytes], run.pages[: at * ID_BYTES], self._num_runs)
+        tokens, pages = run.tokens[: at * self.page_bytes], run.pages[: at * ID_BYTES]
+        head = Run(parent, run.start, tokens, pages, run.lineage, run.used)
         parent.children[run.tokens[: self.page_bytes]] = head
         # The tail keeps its identity: it is the leaf that the eviction queue knows.
         run.tokens = run.tokens[at * self.page_bytes :]

@@ -41,7 +41,7 @@ The noise lies in [-3.14, 22.88]; it is never infinite or NaN.
 
 from __future__ import annotations
 
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import torch
@@ -177,10 +177,10 @@ def _words(
 
 
 def _split(x: Array) -> tuple[Array, Array]:
-    bits = x.view(torch.int32 if isinstance(x, torch.Tensor) else np.int32)
+    as_int, as_float = (torch.int32, torch.float32) if isinstance(x, torch.Tensor) else (np.int32, np.float32)
+    bits = cast(Any, x).view(as_int)
     k = (bits - _SPLIT) >> 23
-    mantissa = (bits - (k << 23)).view(torch.float32 if isinstance(x, torch.Tensor) else np.float32)
-    return mantissa - 1.0, _f32(k)
+    return (bits - (k << 23)).view(as_float) - 1.0, _f32(k)
 
 
 def _log1p_2k(f: Array, k: Array) -> Array:

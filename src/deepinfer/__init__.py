@@ -14,8 +14,8 @@ Names are loaded on first use, so that `import deepinfer` costs no torch. The pa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+# Type checkers know this name; importing it from `typing` would cost more than everything else here.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import cache, engine, errors, kernels, layers, models, registry, sampling, schedulers, testing
     from .accelerator import choose_accelerator
@@ -90,7 +90,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

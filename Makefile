@@ -40,7 +40,7 @@ bench: $(VENV)/.dev $(VENV)/.demo
 	$(BIN)/python -m deepinfer bench $(BENCH_ARGS)
 
 docs: $(VENV)/.dev
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 install: $(VENV)/.dev $(VENV)/.demo
 

@@ -275,7 +275,8 @@ class PagePool:
         return ids.astype(np.int32)
 
     def _give_up(self, idx: Index, refs: Int32) -> None:
-        if self._all_differ(idx):
+        differ = self._all_differ(idx)
+        if differ:
             left = refs - ONE
             self._refs[idx] = left
         else:
@@ -287,12 +288,12 @@ class PagePool:
             if spare.min() < 0:
                 np.add.at(self._refs, idx, ONE)
                 raise self._misuse(int(idx[spare < 0][0]), "released", "a page that the caller holds")
-            idx = self._distinct(idx[left == 0])
+            idx = idx[left == 0]
         elif self._fences and np.count_nonzero(self._fenced.take(idx)):
             self._refs[idx] = refs
             page = int(idx[self._fenced.take(idx) > 0][0])
             raise self._misuse(page, "released", "a page that the caller holds")
-        self._end(idx)
+        self._end(idx if differ else self._distinct(idx))
 
     def _end(self, idx: Index) -> None:
         """The last references to these pages are gone: free them, or leave them to the index."""

@@ -38,6 +38,7 @@ class Admission:
     #: 64-bit noise key of the request; with `sample_index` and position it fixes every draw.
     seed: int
     sample_index: int
+    request_id: str = ""
 
 
 @attrs.frozen

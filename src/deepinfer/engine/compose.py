@@ -5,14 +5,14 @@ This is the file to copy when composing an engine of one's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..accelerator import Accelerator
 from ..cache import PagedBook
 from ..errors import ConfigError
 from ..layers.kv import KVPool
 from ..models import Checkpoint, LoadOptions, find_demo_model, load_model, open_checkpoint
-from ..protocols import Model, Observer
+from ..protocols import LogitsTransform, Model, Observer
 from ..registry import Registry, default_registry
 from ..sampling import Sampler
 from ..schedulers import Scheduler
@@ -29,9 +29,10 @@ def compose(
     *,
     registry: Registry | None = None,
     observers: Iterable[Observer] = (),
+    transforms: Sequence[LogitsTransform] = (),
     progress: bool = False,
 ) -> Engine:
-    """Build the engine a composition describes.
+    """Build the engine a composition describes. `transforms` change the logits of every step, in order.
 
     Raises:
         CheckpointError: the model cannot be read.
@@ -59,8 +60,10 @@ def compose(
         max_tokens_per_step=composition.max_tokens_per_step,
         max_len=max_len,
     )
-    sampler = Sampler(model.ops.sample, vocab_size=model.vocab_size)
-    executor = ModelExecutor(model, kv, sampler, max_rows=composition.max_rows, max_len=max_len)
+    sampler = Sampler(model.ops.sample, vocab_size=model.vocab_size, transforms=transforms)
+    executor = ModelExecutor(
+        model, kv, sampler, max_rows=composition.max_rows, max_len=max_len, eos_ids=checkpoint.eos_ids
+    )
     return _engine(composition, checkpoint, scheduler, executor, max_len, observers)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import attrs
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from ..protocols import Observer
+    from ..protocols import LogitsTransform, Observer
     from ..registry import Registry
     from .engine import Engine
 
@@ -85,9 +85,14 @@ class Composition:
         Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
 
     def build(
-        self, *, registry: Registry | None = None, observers: Iterable[Observer] = (), progress: bool = False
+        self,
+        *,
+        registry: Registry | None = None,
+        observers: Iterable[Observer] = (),
+        transforms: Sequence[LogitsTransform] = (),
+        progress: bool = False,
     ) -> Engine:
-        """Load the model and compose the engine."""
+        """Load the model and compose the engine, see `compose`."""
         from .compose import compose
 
-        return compose(self, registry=registry, observers=observers, progress=progress)
+        return compose(self, registry=registry, observers=observers, transforms=transforms, progress=progress)

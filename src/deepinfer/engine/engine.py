@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from ..cache import PagedBook
 from ..errors import DeepInferError, InvalidRequest, UnsupportedOption
 from ..plan import PromptScores, StepResult, TopLogprobs
 from ..protocols import ChatFormat, Executor, Observer, Tokenizer
@@ -60,7 +61,7 @@ class Engine:
         self.chat_format = chat_format
         self.composition = composition
         self.loop = StepLoop(scheduler, executor, lag=lag, clock=clock)
-        self.metrics = EngineMetrics(model_name)
+        self._metrics = EngineMetrics(model_name)
         self._text_stream = None if tokenizer is None else tokenizer.detokenizer
         self._observers = tuple(observers)
         self._clock = clock
@@ -155,7 +156,6 @@ class Engine:
         grown: dict[str, RequestTracker] = {}
         for events in self.loop.step():
             self._take(events, grown)
-        self._update_gauges()
         return [tracker.output() for tracker in grown.values() if not tracker.finished] + self._close_ended()
 
     def generate(
@@ -172,6 +172,20 @@ class Engine:
         while len(done) < len(ids):
             done.update({output.request_id: output for output in self.step() if output.request_id in wanted})
         return [done[request_id] for request_id in ids]
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """Counters and histograms, gauges and cache counts brought up to date."""
+        gauges, counters, book = self._metrics.gauges, self._metrics.counters, self.scheduler.book
+        gauges["num_requests_running"] = self.scheduler.num_running
+        gauges["num_requests_waiting"] = self.scheduler.num_waiting
+        gauges["kv_cache_usage_perc"] = 1.0 - book.num_free / max(book.num_pages - 1, 1)
+        counters["num_preemptions_total"] = self.scheduler.num_preemptions
+        if isinstance(book, PagedBook):
+            stats = book.stats()
+            counters["prefix_cache_queries_total"] = stats.query_tokens
+            counters["prefix_cache_hits_total"] = stats.hit_tokens
+        return self._metrics
 
     def config(self) -> Mapping[str, Any]:
         """The composition as plain JSON values."""
@@ -192,7 +206,9 @@ class Engine:
                     grown[found[0].request.request_id] = found[0]
         for sequence in events.finished:
             self._finish(sequence, now)
-        self.metrics.counters["steps_total"] += 1
+        if not events.plan.num_rows:  # endings between steps
+            return
+        self._metrics.counters["steps_total"] += 1
         for observer in self._observers:
             observer.step_done(events.plan, events.result)
 
@@ -228,16 +244,16 @@ class Engine:
                 found[0].add_prompt_scores(scores)
 
     def _time_token(self, tracker: RequestTracker, index: int, sequence: ScheduledSequence, now: float) -> None:
-        self.metrics.counters["generation_tokens_total"] += 1
+        self._metrics.counters["generation_tokens_total"] += 1
         if tracker.first_token_s is None:
             tracker.first_token_s = now
-            self.metrics.counters["prompt_tokens_total"] += len(tracker.request.prompt_ids)
-            self.metrics.histograms["time_to_first_token_seconds"].observe(now - tracker.arrival_s)
+            self._metrics.counters["prompt_tokens_total"] += len(tracker.request.prompt_ids)
+            self._metrics.histograms["time_to_first_token_seconds"].observe(now - tracker.arrival_s)
             started = sequence.admitted_s if sequence.admitted_s is not None else tracker.arrival_s
-            self.metrics.histograms["request_queue_time_seconds"].observe(started - tracker.arrival_s)
-            self.metrics.histograms["request_prefill_time_seconds"].observe(now - started)
+            self._metrics.histograms["request_queue_time_seconds"].observe(started - tracker.arrival_s)
+            self._metrics.histograms["request_prefill_time_seconds"].observe(now - started)
         elif tracker.builders[index].num_tokens:
-            self.metrics.histograms["inter_token_latency_seconds"].observe(now - tracker.last_token_s[index])
+            self._metrics.histograms["inter_token_latency_seconds"].observe(now - tracker.last_token_s[index])
         tracker.last_token_s[index] = now
 
     def _finish(self, sequence: ScheduledSequence, now: float) -> None:
@@ -251,10 +267,10 @@ class Engine:
         )
         if tracker.finished:
             self._ended.append(tracker)
-            self.metrics.finished[str(tracker.finish_reason)] += 1
-            self.metrics.histograms["e2e_request_latency_seconds"].observe(now - tracker.arrival_s)
+            self._metrics.finished[str(tracker.finish_reason)] += 1
+            self._metrics.histograms["e2e_request_latency_seconds"].observe(now - tracker.arrival_s)
             if tracker.first_token_s is not None:
-                self.metrics.histograms["request_decode_time_seconds"].observe(now - tracker.first_token_s)
+                self._metrics.histograms["request_decode_time_seconds"].observe(now - tracker.first_token_s)
 
     def _close_ended(self) -> list[RequestOutput]:
         outputs = []
@@ -265,17 +281,6 @@ class Engine:
                 observer.request_finished(outputs[-1])
         self._ended = []
         return outputs
-
-    def _update_gauges(self) -> None:
-        gauges, counters, book = self.metrics.gauges, self.metrics.counters, self.scheduler.book
-        gauges["num_requests_running"] = self.scheduler.num_running
-        gauges["num_requests_waiting"] = self.scheduler.num_waiting
-        gauges["kv_cache_usage_perc"] = 1.0 - book.num_free / max(book.num_pages - 1, 1)
-        counters["num_preemptions_total"] = self.scheduler.num_preemptions
-        stats = getattr(book, "stats", None)
-        if stats is not None:
-            counters["prefix_cache_queries_total"] = stats.query_tokens
-            counters["prefix_cache_hits_total"] = stats.hit_tokens
 
 
 def _entries(logprobs: TopLogprobs) -> dict[int, int]:

@@ -7,6 +7,7 @@ upper bounds. `launch` and `finish` only enqueue work on an accelerator; `settle
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -16,9 +17,10 @@ import torch
 from ..errors import ConfigError
 from ..layers.batch import Batch, RowSet
 from ..layers.kv import KVPool
-from ..plan import Plan, PromptScores, RowStatus, StepResult, TopLogprobs
+from ..plan import Plan, PromptScores, RowStatus, StepResult
 from ..protocols import Model
 from ..sampling import SampleOut, Sampler, SamplingTable
+from .history import History
 from .scoring import score_prompt_rows
 
 __all__ = ["ModelExecutor", "SlotState"]
@@ -66,9 +68,19 @@ class ModelExecutor:
         sampler: chooses tokens; its table holds the per-slot sampling state.
         max_rows: sequences that can hold a slot at once.
         max_len: longest sequence (prompt and output) in tokens.
+        eos_ids: masked while a request has fewer than `min_tokens`.
     """
 
-    def __init__(self, model: Model, kv: KVPool, sampler: Sampler, *, max_rows: int, max_len: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        kv: KVPool,
+        sampler: Sampler,
+        *,
+        max_rows: int,
+        max_len: int,
+        eos_ids: Sequence[int] = (),
+    ) -> None:
         if max_len > model.context_len:
             raise ConfigError(f"max_len is {max_len}; the model was loaded for {model.context_len} tokens")
         self.model = model
@@ -77,8 +89,8 @@ class ModelExecutor:
         self.device: str = str(model.device)
         max_pages = -(-max_len // kv.page_tokens)
         self.slots = SlotState.empty(max_rows + 1, max_pages, self.device)
-        self.table = SamplingTable(max_rows + 1, vocab_size=model.vocab_size, device=self.device)
-        self._prompts: dict[int, np.ndarray] = {}
+        self.table = SamplingTable(max_rows + 1, vocab_size=model.vocab_size, device=self.device, eos_ids=eos_ids)
+        self._histories: dict[int, History] = {}
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> _Pending:
@@ -90,24 +102,32 @@ class ModelExecutor:
     @torch.inference_mode()
     def finish(self, pending: _Pending, masks: Any | None) -> None:
         plan = pending.plan
-        num_emits = len(plan.emits)
-        if num_emits:
-            emits = self._to_device(plan.emits)
-            slots = plan.slots[plan.emits]
-            device_slots = self._to_device(slots).long()
-            pos = pending.batch.rows.k_len[emits]
-            logits = self.model.logits(pending.hidden[:num_emits])
-            out = self.sampler(logits, table=self.table, slots=slots, device_slots=device_slots, pos=pos, masks=masks)
-            self.slots.last_token[device_slots] = out.tokens
-            self.slots.length[device_slots] = pos + 1
-            self.table.record(slots, out.tokens)
-            pending.out = out
+        if len(plan.emits):
+            pending.out = self._sample(pending, masks)
         if len(plan.scored):
-            pending.scores = score_prompt_rows(plan, pending.hidden[num_emits:], self.model, self.table, self._prompts)
+            states = pending.hidden[len(plan.emits) :]
+            pending.scores = score_prompt_rows(plan, states, self.model, self.table, self._histories)
         if self.device.startswith("cuda"):
             pending.out = None if pending.out is None else pending.out.to_host()
             pending.ready = torch.cuda.Event()
             pending.ready.record()
+
+    def _sample(self, pending: _Pending, masks: Any | None) -> SampleOut:
+        """Tokens of the emitting rows; they become the newest tokens of their slots."""
+        plan = pending.plan
+        slots = plan.slots[plan.emits]
+        pos = pending.batch.rows.k_len[self._to_device(plan.emits).long()]
+        logits = self.model.logits(pending.hidden[: len(slots)])
+        views = [self._histories[slot].view() for slot in slots.tolist()] if self.sampler.transforms else ()
+        out = self.sampler(logits, table=self.table, slots=slots, pos=pos, masks=masks, views=views)
+        self.table.record(slots, out.tokens)
+        device_slots = self._to_device(slots).long()
+        self.slots.last_token[device_slots] = out.tokens
+        self.slots.length[device_slots] = pos + 1
+        if self.sampler.transforms:
+            for slot, token_id in zip(slots.tolist(), out.tokens.tolist(), strict=True):
+                self._histories[slot].append(token_id)
+        return out
 
     def settle(self, pending: _Pending) -> StepResult:
         if pending.ready is not None:
@@ -122,7 +142,7 @@ class ModelExecutor:
             tokens[plan.emits, 0] = np.where(bad, -1, pending.out.tokens.numpy())
             num_out[plan.emits] = ~bad
             status[plan.emits[bad]] = RowStatus.NAN
-            logprobs = _top_logprobs(plan, pending.out)
+            logprobs = pending.out.top_logprobs(plan.emits)
         seconds = time.perf_counter() - pending.started_s
         return StepResult(plan.step, tokens, num_out, status, logprobs, pending.scores, seconds=seconds)
 
@@ -132,7 +152,7 @@ class ModelExecutor:
     def _admit(self, plan: Plan) -> None:
         for admission in plan.admissions:
             self.table.admit(admission)
-            self._prompts[admission.slot] = admission.token_ids[: admission.prompt_len]
+            self._histories[admission.slot] = History.of(admission)
         if len(plan.page_delta):
             slot, index, page = self._to_device(plan.page_delta.T)
             self.slots.page_table[slot.long(), index.long()] = page
@@ -178,11 +198,3 @@ def _logit_rows(plan: Plan, cu_q: np.ndarray) -> np.ndarray:
     last = cu_q[plan.emits + 1].astype(np.int64) - 1
     scored = [np.arange(cu_q[r], cu_q[r + 1], dtype=np.int64) for r in plan.scored]
     return np.concatenate([last, *scored])
-
-
-def _top_logprobs(plan: Plan, out: SampleOut) -> TopLogprobs | None:
-    if out.raw is None or out.processed is None or out.top_ids is None or out.top_raw is None:
-        return None
-    return TopLogprobs(
-        plan.emits, out.raw.numpy(), out.processed.numpy(), out.top_ids.numpy().astype(np.int32), out.top_raw.numpy()
-    )

@@ -10,6 +10,7 @@ import torch
 from ..plan import Plan, PromptScores
 from ..protocols import Model
 from ..sampling import SamplingTable, top_logprobs
+from .history import History
 
 __all__ = ["score_prompt_rows"]
 
@@ -18,13 +19,13 @@ POSITIONS_AT_ONCE = 64
 
 
 def score_prompt_rows(
-    plan: Plan, hidden: torch.Tensor, model: Model, table: SamplingTable, prompts: Mapping[int, np.ndarray]
+    plan: Plan, hidden: torch.Tensor, model: Model, table: SamplingTable, histories: Mapping[int, History]
 ) -> tuple[PromptScores, ...]:
     """Scores of the plan's `scored` rows; `hidden` [sum of their q, M] in that order."""
     scores, offset = [], 0
     for row in plan.scored.tolist():
         q_len, start, slot = int(plan.q_max[row]), int(plan.chunk_start[row]), int(plan.slots[row])
-        targets = prompts[slot][start + 1 : start + q_len + 1]
+        targets = histories[slot].prompt_ids[start + 1 : start + q_len + 1]
         states = hidden[offset : offset + len(targets)]
         offset += q_len
         if len(targets):

@@ -21,8 +21,8 @@ from ..layers.batch import Batch
 from ..layers.decoder import Attention, DecoderLayer, GatedMlp
 from ..layers.kv import CacheSpec, KVPool, PagedGroup
 from ..layers.rope import cos_sin_table
-from .options import LoadOptions, Weight, in_format
-from .weights import Loader
+from .options import LoadOptions, in_format
+from .weights import Loader, Weight
 
 __all__ = ["Llama", "LlamaConfig", "build"]
 
@@ -248,5 +248,6 @@ def build(*, config: Mapping[str, Any], loader: Loader, bind: Callable[..., Ops]
         device=options.device,
         context_len=context_len,
     )
-    loader.finish(allow=("lm_head.weight",) if widths.tied_head else ())
+    # folders of tied models may carry the head again
+    loader.finish(tied={"lm_head.weight": "model.embed_tokens.weight"} if widths.tied_head else None)
     return model

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
 
 import attrs
 import torch
 
 from ..errors import ConfigError
 from ..kernels.quant import QuantTensor, quantize
+from .weights import Weight
 
-__all__ = ["LoadOptions", "Weight", "in_format"]
-
-Weight: TypeAlias = "torch.Tensor | QuantTensor"
+__all__ = ["LoadOptions", "in_format"]
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 FLOAT_FORMATS = tuple(DTYPES)

@@ -100,7 +100,7 @@ class Sampler:
     def __init__(self, sample_op: SampleOp, *, vocab_size: int, transforms: Sequence[LogitsTransform] = ()) -> None:
         self._sample_op = sample_op
         self.vocab_size = vocab_size
-        self._transforms = tuple(transforms)
+        self.transforms = tuple(transforms)
 
     def __call__(
         self,
@@ -118,7 +118,7 @@ class Sampler:
         `table.record`.
         """
         raw = logits
-        if self._transforms:
+        if self.transforms:
             logits = self._transformed(logits, views)
         rows = table.batch_rows(np.asarray(slots, np.int32), edited=None if masks is None else masks.rows)
         best, argmax = first_argmax(logits)
@@ -143,7 +143,7 @@ class Sampler:
 
     def _transformed(self, logits: torch.Tensor, views: Sequence[Any]) -> torch.Tensor:
         logits = logits.clone()
-        for transform in self._transforms:
+        for transform in self.transforms:
             logits = transform(logits, views)
         return logits
 

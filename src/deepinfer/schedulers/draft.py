@@ -58,6 +58,7 @@ class PlanDraft:
                 sequence.request.params,
                 sequence.seed,
                 sequence.sample_index,
+                sequence.request.request_id,
             )
         )
 

@@ -38,7 +38,7 @@ class ToyModel:
         return (mix(hashes ^ noise) % np.uint64(self.vocab_size)).astype(np.int32)
 
     def noise(self, seed: int, sample_index: int) -> np.uint64:
-        key = np.asarray([seed], np.uint64) + np.uint64(sample_index + 1) * np.uint64(0xD1342543DE82EF95)
+        key = np.asarray([seed], np.uint64) + np.asarray([sample_index + 1], np.uint64) * np.uint64(0xD1342543DE82EF95)
         return mix(key)[0]
 
 

@@ -18,13 +18,12 @@ STALE_ENTRIES = 64
 class WaitingQueue:
     """Waiting sequences, smallest policy order first. Owned by one scheduler.
 
-    A sequence waits in one of four places: behind its gates, for its parent's prompt, among the suspects
-    (they run alone), or in the heap.
+    A sequence waits behind its gates, for its parent's prompt, or in the heap. Suspects are counted here and
+    kept by the ledger, which picks them itself.
     """
 
     def __init__(self) -> None:
         self._heap: list[Entry] = []
-        self._suspects: list[Entry] = []
         self._gated: list[Sequence] = []
         self._children: dict[Sequence, list[Sequence]] = {}
         self._num_stale = 0
@@ -35,7 +34,7 @@ class WaitingQueue:
         self.num_waiting += 1
         if sequence.gates:
             self._gated.append(sequence)
-        else:
+        elif not sequence.suspect:
             self._place(sequence)
 
     def poll(self) -> list[tuple[Sequence, BaseException]]:
@@ -65,17 +64,20 @@ class WaitingQueue:
 
     def peek(self) -> Sequence | None:
         """The first in order, suspects apart."""
-        return _head(self._heap, self)
-
-    def peek_suspect(self) -> Sequence | None:
-        return _head(self._suspects, self)
+        while self._heap:
+            sequence = self._heap[0][1]
+            if sequence.state is SequenceState.WAITING:
+                return sequence
+            heapq.heappop(self._heap)
+            self._num_stale = max(self._num_stale - 1, 0)
+        return None
 
     def pop(self, sequence: Sequence) -> None:
-        """The head (of either heap) got a slot."""
-        heap = self._suspects if sequence.suspect else self._heap
-        _, head = heapq.heappop(heap)
-        assert head is sequence, "only a head can be popped"
+        """The head, or a suspect, got a slot."""
         self.num_waiting -= 1
+        if not sequence.suspect:
+            _, head = heapq.heappop(self._heap)
+            assert head is sequence, "only the head can be popped"
 
     def forget(self, sequence: Sequence) -> None:
         """A waiting sequence has ended; its heap entry goes when it surfaces."""
@@ -89,27 +91,12 @@ class WaitingQueue:
             heapq.heapify(self._heap)
             self._num_stale = 0
 
-    def dropped_stale(self) -> None:
-        self._num_stale = max(self._num_stale - 1, 0)
-
     def _place(self, sequence: Sequence) -> None:
         parent = sequence.parent
-        if sequence.suspect:
-            heapq.heappush(self._suspects, (sequence.order, sequence))
-        elif parent is None or parent.finished or parent.prompt_settled:
+        if parent is None or parent.finished or parent.prompt_settled:
             heapq.heappush(self._heap, (sequence.order, sequence))
         else:
             self._children.setdefault(parent, []).append(sequence)
-
-
-def _head(heap: list[Entry], queue: WaitingQueue) -> Sequence | None:
-    while heap:
-        sequence = heap[0][1]
-        if sequence.state is SequenceState.WAITING:
-            return sequence
-        heapq.heappop(heap)
-        queue.dropped_stale()
-    return None
 
 
 def _gate_state(gates: tuple[Ticket, ...]) -> tuple[bool, BaseException | None]:

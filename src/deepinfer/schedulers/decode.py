@@ -25,7 +25,7 @@ def choose_decode(ledger: Ledger, grants: PageGrants) -> DecodeRows:
         k_max, q_max = table.prompt_len + table.out_lo, None
         base = k_max
     short = mask & (k_max > table.capacity)
-    if short.any() and not _grow_all(ledger, np.flatnonzero(short), k_max):
+    if np.count_nonzero(short) and not _grow_all(ledger, np.flatnonzero(short), k_max):
         _grow_in_order(ledger, grants, np.flatnonzero(short), mask, base, k_max)
         mask &= table.decoding
     return DecodeRows(mask, k_max, q_max)

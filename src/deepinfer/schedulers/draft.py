@@ -80,7 +80,7 @@ class PlanDraft:
             return _ints([]), _ints([]), _ints([])
         # a row may have been preempted for a chunk after it was chosen
         mask = self.decode.mask & table.decoding
-        slots = np.flatnonzero(mask)
+        slots = mask.nonzero()[0]
         table.expect_tokens(mask, self.decode.q_max)
         q_max = np.ones(len(slots), np.int32) if self.decode.q_max is None else self.decode.q_max[slots]
         return slots.astype(np.int32), q_max, self.decode.k_max[slots]

@@ -141,7 +141,8 @@ class Scheduler:
         for move in plan.moves:
             ledger.release_pages(np.asarray([move.src], np.int32))
         ledger.counters.steps += 1
-        ledger.counters.decode_tokens += int(plan.q_max[: plan.num_verify].sum())
+        verify = plan.q_max[: plan.num_verify]
+        ledger.counters.decode_tokens += int(verify.sum()) if self.limits.num_drafts else plan.num_verify
         for sequence in self._chunks.newly_admitted:
             self.policy.admitted(sequence)
         self._chunks.newly_admitted.clear()

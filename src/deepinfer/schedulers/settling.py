@@ -32,9 +32,9 @@ class Settler:
         ledger.retire(plan.step)
         slots = plan.slots.astype(np.intp)
         owners = table.owner[slots]
-        if result.status.any():
+        if np.count_nonzero(result.status):
             self._settle_failures(result, owners)
-        if len(plan.emits) and result.num_out[plan.emits].min() < 1:
+        if np.count_nonzero(result.num_out) < len(plan.emits):
             self._settle_silent(plan, result, owners)
         self._settle_chunks(plan, slots, owners)
         rows, tokens, counts = self._settle_tokens(plan, result, slots)
@@ -45,8 +45,9 @@ class Settler:
         table = self._ledger.table
         rows, tokens, counts = plan.emits, result.tokens, result.num_out
         alive = table.live[slots]
-        self._ledger.counters.dropped_rows += plan.num_rows - int(np.count_nonzero(alive))
-        if len(rows) < plan.num_rows or not alive.all():
+        num_dropped = plan.num_rows - int(np.count_nonzero(alive))
+        self._ledger.counters.dropped_rows += num_dropped
+        if num_dropped or len(rows) < plan.num_rows:
             rows = rows[alive[rows]]
             slots, tokens, counts = slots[rows], tokens[rows], counts[rows]
         if self._ledger.limits.num_drafts == 0:
@@ -63,9 +64,8 @@ class Settler:
         out = index + 1
         table.out[slots] = out
         hit = (table.stops[0][slots] == tokens) if len(table.stops) == 1 else (table.stops[:, slots] == tokens).any(0)
-        ended = hit | (out >= table.limit[slots])
-        if ended.any():
-            at = np.flatnonzero(ended)
+        at = (hit | (out >= table.limit[slots])).nonzero()[0]
+        if len(at):
             hit = hit[at] & (out[at] > table.min_out[slots[at]])
             ended = hit | (out[at] >= table.limit[slots[at]])
             self._end(slots[at][ended], tokens[at][ended], hit[ended])

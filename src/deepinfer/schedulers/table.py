@@ -128,7 +128,9 @@ class SequenceTable:
 
     def take_page_delta(self) -> Int32:
         """[W, 3] i32 (slot, index, page) entries that the executor does not know yet; now it does."""
-        slots = np.flatnonzero(self.num_pages != self.synced)
+        slots = (self.num_pages != self.synced).nonzero()[0]
+        if not len(slots):
+            return np.zeros((0, 3), np.int32)
         owner, index = _ragged(slots, self.synced[slots], self.num_pages[slots] - self.synced[slots])
         self.synced[slots] = self.num_pages[slots]
         delta = np.empty((len(owner), 3), np.int32)
@@ -150,8 +152,11 @@ class SequenceTable:
 
     def write_tokens(self, slots: Index, index: Int32, tokens: Int32) -> None:
         """tokens[i] becomes output number `index[i]` of `slots[i]`."""
-        self._widen_tokens(int(index.max(initial=-1)) + 1)
-        self.tokens[slots, index] = tokens
+        try:
+            self.tokens[slots, index] = tokens
+        except IndexError:  # checked by numpy anyway, and before anything is written
+            self._widen_tokens(int(index.max()) + 1)
+            self.tokens[slots, index] = tokens
 
     # --- growth ---------------------------------------------------------------------------------
 

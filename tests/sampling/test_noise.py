@@ -150,9 +150,9 @@ def test_tail_probabilities_come_from_the_word_exactly(probability):
 
 
 def test_rare_words_occur_at_their_rate():
-    """e < 2**-17 over 2**24 draws: 128 expected; 99.9 % of Poisson counts lie within the bounds."""
-    n = 256
+    """e < 2**-14 over 2**21 draws: 128 expected; 99.9 % of Poisson counts lie within the bounds."""
+    n = 32
     noise = gumbel_row(torch.arange(n) * 7919, torch.zeros(n), torch.arange(n), vocab_size=2**16)
-    count = int((noise > 17 * np.log(2)).sum())
-    low, high = stats.poisson.ppf([0.0005, 0.9995], n * 2**16 / 2**17)
+    count = int((noise > 14 * np.log(2)).sum())
+    low, high = stats.poisson.ppf([0.0005, 0.9995], n * 2**16 / 2**14)
     assert low <= count <= high

@@ -138,7 +138,7 @@ class Sampler:
         return SampleOut(tokens, bad, empty, rows.reported, scores.raw, processed, scores.top_ids, scores.top_raw)
 
     def config(self) -> Mapping[str, Any]:
-        transforms = [type(transform).__qualname__ for transform in self._transforms]
+        transforms = [type(transform).__qualname__ for transform in self.transforms]
         return {"vocab_size": self.vocab_size, "transforms": transforms}
 
     def _transformed(self, logits: torch.Tensor, views: Sequence[Any]) -> torch.Tensor:

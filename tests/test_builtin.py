@@ -11,7 +11,7 @@ from deepinfer.errors import PartUnavailable
 from deepinfer.kinds import KINDS, OP_KINDS
 from deepinfer.record import load
 from deepinfer.registry import Registry
-from deepinfer.testing.hook_calls import counting_hook_calls
+from deepinfer.testing import counting_hook_calls
 
 RECORDS = Registry(plugins=()).records()
 CPU = {"device": "cpu", "dtype": "float32", "invariant": False}

@@ -98,6 +98,17 @@ def test_it_steps_back_where_it_says_that_it_cannot_serve(site):
     assert "example" not in found["names"].values()
 
 
+def test_its_op_keeps_the_published_contract(site):
+    code = """
+from deepinfer.testing import check_op
+report = check_op("op.rms_norm", "example", device="cpu", dtype="float32")
+print(json.dumps({"cases": len(report.cases), "implementation": report.implementation}))
+"""
+    found = answer(site("deepinfer-example-backend"), code)
+    assert found["implementation"] == "example"
+    assert found["cases"] >= 4
+
+
 @pytest.mark.parametrize(
     ("plugins", "loaded"),
     [("", False), ("example", True), ("deepinfer-example-backend", True), ("broken", False), ("broken,example", True)],

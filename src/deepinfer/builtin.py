@@ -65,12 +65,13 @@ def _policies() -> Iterator[Record]:
 
 
 def _readers() -> Iterator[Record]:
-    yield Record("weights", "safetensors", "deepinfer.models:SafetensorsCheckpoint")
-    yield Record("weights", "gguf", "deepinfer.models:GgufCheckpoint")
+    yield Record("weights", "safetensors", "deepinfer.models:open_safetensors")
+    yield Record("weights", "gguf", "deepinfer.models:open_gguf")
     for model_type in ("llama", "mistral", "qwen2"):
         yield Record("model", model_type, "deepinfer.models.llama:build")
-    yield Record("tokenizer", "bpe", "deepinfer.models:load_tokenizer")
-    yield Record("chat_format", "jinja", "deepinfer.models:JinjaChatFormat")
+    yield Record("tokenizer", "hf", "deepinfer.models:hf_tokenizer")
+    yield Record("tokenizer", "gguf", "deepinfer.models:gguf_tokenizer")
+    yield Record("chat_format", "jinja", "deepinfer.models:jinja_chat_format")
 
 
 def _accelerators() -> Iterator[Record]:

@@ -52,7 +52,14 @@ _ROWS = (
     _op("op.attention", "Causal attention over paged keys and values.", protocols.AttentionOp),
     _op("op.sample", "Argmax of logits and seeded Gumbel noise.", protocols.SampleOp),
     Kind("scheduler.policy", "Order in which waiting requests are admitted.", protocols.Policy, ()),
-    Kind("weights", "Reads a checkpoint's tensors and configuration.", None, ("path",), ("path",), by_content=True),
+    Kind(
+        "weights",
+        "Reads the tensors of a checkpoint by their Hugging Face names.",
+        None,
+        ("path",),
+        ("path",),
+        by_content=True,
+    ),
     Kind(
         "model",
         "Builds a model from a checkpoint; its name is the `model_type` of the configuration.",

@@ -6,6 +6,10 @@ import os
 
 from hypothesis import settings
 
+from .models.fixtures import smollm2_folder, smollm2_gguf, tiny_llama_folders
+
+__all__ = ["smollm2_folder", "smollm2_gguf", "tiny_llama_folders"]
+
 # The same examples on every run of `make test`; `make test-all` draws fresh ones, ten times as many.
 settings.register_profile("seeded", deadline=None, derandomize=True, max_examples=50, print_blob=True)
 settings.register_profile("full", deadline=None, max_examples=500, print_blob=True)

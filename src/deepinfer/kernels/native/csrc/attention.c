@@ -1,0 +1,243 @@
+/* Causal attention over paged keys and values.
+ *
+ * For each query (token and head) keys are taken in tiles of 32 counted from absolute key 0, in ascending order, with
+ * an online softmax (Milakov and Gimelshein, arXiv 1805.02867): scores of the tile, new maximum, weights
+ * 2^(s - max), then acc and sum are rescaled and extended. A query's operations depend on its own keys only, so a token
+ * gives the same bits alone, in a chunk or in a prefill. What is shared is memory traffic: a tile of keys and values
+ * (16 KiB at D = 64) stays in the first-level cache while the queries of up to 8 tokens and all heads of the group use it.
+ *
+ * Scores: 8 keys at a time, lanes along D, keys read where they lie in the page: per 8 elements of D that is 9 loads and 8
+ * FMA, and one tree of shuffles turns the 8 accumulators into 8 scores. No transposed copy is needed, which would
+ * cost as much as the scores of two queries. Values: 64 outputs in 8 registers, per key one broadcast and 8 FMA from memory.
+ */
+#include "common.h"
+
+enum { TILE = 32, MAX_QUERIES = 32, MAX_TOKENS = 8, MAX_HEADS = 16, MAX_DIM = 256 };
+
+typedef struct {
+    const float *q;
+    const void *k_pool, *v_pool;
+    const int32_t *page_table, *slot_ids, *pos;
+    float *out;
+    int64_t q_stride, table_stride, heads, kv_heads, dim, page_tokens;
+    int type;
+    float scale; /* times log2(e) */
+} Attention;
+
+/* Where a block of tokens lies: one row, tokens first .. first + count. */
+typedef struct {
+    int32_t row, first, count;
+} Block;
+
+/* One tile of keys and values of a kv head; past `count` the pointers repeat the first key, so that reads are legal. */
+typedef struct {
+    const float *k[TILE], *v[TILE];
+    int64_t first, count;
+} Tile;
+
+/* Running softmax of the queries of one work item. */
+typedef struct {
+    float acc[MAX_QUERIES * MAX_DIM] __attribute__((aligned(64))); /* [queries][dim] */
+    float max[MAX_QUERIES], sum[MAX_QUERIES];
+    float k_copy[TILE][MAX_DIM], v_copy[TILE][MAX_DIM]; /* used when the pool is 16 bits wide */
+} State;
+
+static void unpack_line(const void *pool, int64_t at, int type, int64_t dim, float *out) {
+    for (int64_t d = 0; d < dim; d += 8) _mm256_storeu_ps(out + d, load_as_f32(pool, at + d, type));
+}
+
+static void find_tile(const Attention *a, int64_t slot, int64_t kv_head, int64_t first, int64_t end, Tile *tile, State *state) {
+    const int32_t *pages = a->page_table + slot * a->table_stride;
+    tile->first = first;
+    tile->count = min_i64(TILE, end - first);
+    int64_t page = first / a->page_tokens, line = first % a->page_tokens;
+    for (int64_t j = 0; j < tile->count; j++) {
+        const int64_t at = ((pages[page] * a->page_tokens + line) * a->kv_heads + kv_head) * a->dim;
+        if (a->type == TYPE_F32) {
+            tile->k[j] = (const float *)a->k_pool + at;
+            tile->v[j] = (const float *)a->v_pool + at;
+        } else {
+            unpack_line(a->k_pool, at, a->type, a->dim, state->k_copy[j]);
+            unpack_line(a->v_pool, at, a->type, a->dim, state->v_copy[j]);
+            tile->k[j] = state->k_copy[j];
+            tile->v[j] = state->v_copy[j];
+        }
+        if (++line == a->page_tokens) line = 0, page++;
+    }
+    for (int64_t j = tile->count; j < TILE; j++) tile->k[j] = tile->k[0];
+}
+
+/* Sums of the lanes of eight vectors, one a lane. */
+INLINE __m256 sum_each(const __m256 *v) {
+    __m256 pair[4], four[2];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++)
+        pair[i] = _mm256_add_ps(_mm256_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm256_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        const __m256d x = _mm256_castps_pd(pair[2 * i]), y = _mm256_castps_pd(pair[2 * i + 1]);
+        four[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(x, y)), _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
+    }
+    return _mm256_add_ps(_mm256_permute2f128_ps(four[0], four[1], 0x20), _mm256_permute2f128_ps(four[0], four[1], 0x31));
+}
+
+INLINE __m256 dot_eight(const float *q, const float *const *k, int64_t dim) {
+    __m256 acc[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) acc[i] = _mm256_setzero_ps();
+    for (int64_t d = 0; d < dim; d += 8) {
+        const __m256 v = _mm256_loadu_ps(q + d);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++) acc[i] = _mm256_fmadd_ps(v, _mm256_loadu_ps(k[i] + d), acc[i]);
+    }
+    return sum_each(acc);
+}
+
+/* Weights of the first `valid` keys of the tile, 0 for the others; returns the factor by which older sums shrink. */
+INLINE float tile_weights(const float *q, const Tile *tile, int64_t valid, int64_t dim, float scale, float *max, float *sum, float *weights) {
+    __m256 s[TILE / 8];
+    __m256 top = _mm256_set1_ps(-INFINITY);
+    const int groups = (int)ceil_div(valid, 8);
+    for (int i = 0; i < groups; i++) {
+        const __m256i lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(8 * i));
+        const __m256 inside = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)valid), lane));
+        const __m256 score = _mm256_mul_ps(dot_eight(q, tile->k + 8 * i, dim), _mm256_set1_ps(scale));
+        s[i] = _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), score, inside);
+        top = _mm256_max_ps(top, s[i]);
+    }
+    const float tile_max = max_lanes(top);
+    float shrink = 1.0f;
+    if (tile_max > *max) {
+        shrink = _mm256_cvtss_f32(exp2_ps(_mm256_set1_ps(*max - tile_max)));
+        *max = tile_max;
+    }
+    __m256 total = _mm256_setzero_ps();
+    for (int i = 0; i < groups; i++) {
+        const __m256 w = exp2_ps(_mm256_sub_ps(s[i], _mm256_set1_ps(*max)));
+        _mm256_store_ps(weights + 8 * i, w);
+        total = _mm256_add_ps(total, w);
+    }
+    *sum = *sum * shrink + sum_lanes(total);
+    return shrink;
+}
+
+/* acc[0 .. 8 n) = acc * shrink + sum over keys of weight * value, keys ascending. */
+INLINE void add_values(float *acc, const float *const *v, int64_t offset, const float *weights, int64_t valid, float shrink, int n) {
+    __m256 a[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < n; i++) a[i] = _mm256_mul_ps(_mm256_loadu_ps(acc + 8 * i), _mm256_set1_ps(shrink));
+    for (int64_t j = 0; j < valid; j++) {
+        const __m256 w = _mm256_broadcast_ss(weights + j);
+        const float *value = v[j] + offset;
+#pragma GCC unroll 8
+        for (int i = 0; i < n; i++) a[i] = _mm256_fmadd_ps(w, _mm256_loadu_ps(value + 8 * i), a[i]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < n; i++) _mm256_storeu_ps(acc + 8 * i, a[i]);
+}
+
+INLINE void query_by_tile(const float *q, const Tile *tile, int64_t valid, int64_t dim, float scale, State *state, int query) {
+    float weights[TILE] __attribute__((aligned(32)));
+    const float shrink = tile_weights(q, tile, valid, dim, scale, &state->max[query], &state->sum[query], weights);
+    int64_t d = 0;
+    for (; d + 64 <= dim; d += 64) add_values(state->acc + query * dim + d, tile->v, d, weights, valid, shrink, 8);
+    for (; d < dim; d += 8) add_values(state->acc + query * dim + d, tile->v, d, weights, valid, shrink, 1);
+}
+
+static __attribute__((noinline)) void query_64(const float *q, const Tile *tile, int64_t valid, float scale, State *state, int query) {
+    query_by_tile(q, tile, valid, 64, scale, state, query);
+}
+
+static __attribute__((noinline)) void query_any(const float *q, const Tile *tile, int64_t valid, int64_t dim, float scale, State *state, int query) {
+    query_by_tile(q, tile, valid, dim, scale, state, query);
+}
+
+static void finish(const Attention *a, const State *state, int query, int64_t token, int64_t head) {
+    float *out = a->out + (token * a->heads + head) * a->dim;
+    const __m256 inverse = _mm256_set1_ps(state->sum[query] == 0.0f ? 0.0f : 1.0f / state->sum[query]);
+    for (int64_t d = 0; d < a->dim; d += 8) _mm256_storeu_ps(out + d, _mm256_mul_ps(_mm256_loadu_ps(state->acc + query * a->dim + d), inverse));
+}
+
+/* One work item: the tokens of a block by heads h0 .. h1 of one kv head. */
+static void work(const Attention *a, const Block *block, int64_t h0, int64_t h1, State *state) {
+    const int64_t kv_head = h0 / (a->heads / a->kv_heads), num_heads = h1 - h0;
+    const int64_t slot = a->slot_ids[block->row], end = a->pos[block->first + block->count - 1] + 1;
+    memset(state->acc, 0, block->count * num_heads * a->dim * sizeof(float));
+    for (int i = 0; i < block->count * num_heads; i++) {
+        state->max[i] = -INFINITY;
+        state->sum[i] = 0.0f;
+    }
+    for (int64_t first = 0; first < end; first += TILE) {
+        Tile tile;
+        find_tile(a, slot, kv_head, first, end, &tile, state);
+        for (int t = 0; t < block->count; t++) {
+            const int64_t valid = min_i64(tile.count, a->pos[block->first + t] + 1 - first);
+            if (valid <= 0) continue;
+            for (int64_t h = h0; h < h1; h++) {
+                const float *q = a->q + (block->first + t) * a->q_stride + h * a->dim;
+                const int query = (int)(t * num_heads + h - h0);
+                if (a->dim == 64)
+                    query_64(q, &tile, valid, a->scale, state, query);
+                else
+                    query_any(q, &tile, valid, a->dim, a->scale, state, query);
+            }
+        }
+    }
+    for (int t = 0; t < block->count; t++)
+        for (int64_t h = h0; h < h1; h++) finish(a, state, (int)(t * num_heads + h - h0), block->first + t, h);
+}
+
+/* Units (block, head) first .. last, cut into items that stay within one block and one kv head. */
+static void work_range(const Attention *a, const Block *blocks, int64_t first, int64_t last, int64_t max_heads, State *state) {
+    const int64_t group = a->heads / a->kv_heads;
+    while (first < last) {
+        const int64_t head = first % a->heads, in_group = group - head % group;
+        const int64_t count = min_i64(min_i64(in_group, max_heads), last - first);
+        work(a, blocks + first / a->heads, head, head + count, state);
+        first += count;
+    }
+}
+
+static int64_t cut_blocks(const int32_t *cu_q, int64_t rows, int64_t block_tokens, Block *blocks) {
+    int64_t count = 0;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t t = cu_q[r]; t < cu_q[r + 1]; t += block_tokens, count++)
+            if (blocks) blocks[count] = (Block){(int32_t)r, (int32_t)t, (int32_t)min_i64(block_tokens, cu_q[r + 1] - t)};
+    return count;
+}
+
+/* q [tokens, heads, dim] (token stride q_stride) over pools [pages, page_tokens, kv_heads, dim] of `type` -> out
+ * [tokens, heads, dim]; token t of row r sees keys 0 .. pos[t]. dim is a multiple of 8, at most 256. Tokens that belong to
+ * no row become 0. Returns 0, or -1 when there is no memory. */
+EXPORT int deepinfer_attention(const float *q, int64_t q_stride, const void *k_pool, const void *v_pool, int type, const int32_t *page_table,
+                               int64_t table_stride, const int32_t *slot_ids, const int32_t *cu_q, const int32_t *pos, float *out, int64_t tokens,
+                               int64_t rows, int64_t heads, int64_t kv_heads, int64_t dim, int64_t page_tokens, float scale, int threads) {
+    const Attention a = {q, k_pool, v_pool, page_table, slot_ids, pos, out, q_stride, table_stride, heads, kv_heads, dim, page_tokens, type,
+                         scale * 1.44269504f};
+    const int64_t max_heads = min_i64(heads / kv_heads, MAX_HEADS), block_tokens = min_i64(MAX_TOKENS, MAX_QUERIES / max_heads);
+    const int64_t num_blocks = cut_blocks(cu_q, rows, block_tokens, NULL), units = num_blocks * heads;
+    if (cu_q[rows] < tokens) memset(out + cu_q[rows] * heads * dim, 0, (tokens - cu_q[rows]) * heads * dim * sizeof(float));
+    if (!num_blocks) return 0;
+    Block *blocks = malloc(num_blocks * sizeof(Block));
+    State *states = aligned_scratch(threads * sizeof(State));
+    if (!blocks || !states) {
+        free(blocks);
+        free(states);
+        return -1;
+    }
+    cut_blocks(cu_q, rows, block_tokens, blocks);
+    /* Few items: an equal share of heads for each thread; many: one item at a time, the longest (the last tokens) first. */
+    const int64_t items = num_blocks * kv_heads, chunks = items < 4 * threads ? threads : items;
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+    for (int64_t c = 0; c < chunks; c++) {
+        int thread = 0;
+#ifdef _OPENMP
+        thread = omp_get_thread_num();
+#endif
+        const int64_t i = chunks - 1 - c;
+        work_range(&a, blocks, units * i / chunks, units * (i + 1) / chunks, max_heads, states + thread);
+    }
+    free(blocks);
+    free(states);
+    return 0;
+}

@@ -1,0 +1,73 @@
+"""Loading the compiled library.
+
+It uses OpenMP without linking an OpenMP run-time: the symbols come from the one torch has already loaded, so that
+torch and these kernels share one pool of threads. Two pools would compete for the cores, each spinning while the
+other works.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+from ...errors import PartUnavailable
+from .probe import find_library, probe
+
+__all__ = ["ELEMENT_TYPES", "WEIGHT_FORMATS", "load_library"]
+
+#: In step with the enum in common.h.
+ELEMENT_TYPES: Final = MappingProxyType({torch.float32: 0, torch.float16: 1, torch.bfloat16: 2})
+#: In step with the enum in linear_q.c; q4_0 is stored as q4_1 with minimum -8 d.
+WEIGHT_FORMATS: Final = MappingProxyType({"q4_0": 0, "q4_1": 0, "q8_0": 1, "int8": 2})
+
+_P, _N, _I, _F = c_void_p, c_int64, c_int, c_float
+#: C function to its argument types and whether it reports lack of memory.
+_FUNCTIONS: Final = MappingProxyType(
+    {
+        "linear_float": ((_P, _N, _P, _I, _P, _P, _N, _N, _N, _I), False),
+        "pack_float": ((_P, _I, _P, _N, _N, _I), False),
+        "linear_quant": ((_P, _N, _P, _P, _I, _P, _P, _N, _N, _N, _I), True),
+        "rms_norm": ((_P, _N, _P, _N, _P, _P, _P, _N, _N, _F, _I), False),
+        "rope": ((_P, _N, _P, _N, _P, _P, _P, _P, _N, _N, _N, _N, _I), False),
+        "silu_mul": ((_P, _N, _P, _N, _N, _I), False),
+        "cache_write": ((_P, _N, _P, _N, _P, _P, _I, _P, _N, _P, _P, _P, _N, _N, _N, _I), False),
+        "attention": ((_P, _N, _P, _P, _I, _P, _N, _P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _F, _I), True),
+    }
+)
+
+
+def load_library(folder: Path | None = None) -> ctypes.CDLL:
+    """The library with its argument types set; functions are called `deepinfer_<name>`.
+
+    Raises:
+        PartUnavailable: not compiled, no OpenMP run-time, or a CPU without AVX2, FMA and F16C.
+    """
+    reason = probe(folder)
+    path = find_library(folder)
+    if reason is not None or path is None:
+        raise PartUnavailable(f"native kernels cannot be used: {reason}. Use the eager ones")
+    library = _open(path)
+    if not library.deepinfer_cpu_ok():
+        raise PartUnavailable("native kernels need a CPU with AVX2, FMA and F16C. Use the eager ones")
+    for name, (arguments, can_fail) in _FUNCTIONS.items():
+        function = getattr(library, f"deepinfer_{name}")
+        function.argtypes = arguments
+        function.restype = c_int if can_fail else None
+    return library
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as missing:
+        # A torch built without OpenMP: the system's run-time then serves these kernels alone.
+        try:
+            ctypes.CDLL("libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(path))
+        except OSError:
+            raise PartUnavailable(f"native kernels found no OpenMP run-time ({missing}). Use the eager ones") from missing

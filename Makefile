@@ -37,7 +37,9 @@ test-all: check $(VENV)/.demo
 	HYPOTHESIS_PROFILE=full OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --timeout 3600
 
 bench: $(VENV)/.dev $(VENV)/.demo
-	$(BIN)/python -m deepinfer bench $(BENCH_ARGS)
+	$(BIN)/python benchmarks/inference.py $(BENCH_ARGS)
+	$(BIN)/python benchmarks/scheduler.py
+	$(BIN)/python benchmarks/cache.py
 
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from . import cache, engine, errors, kernels, layers, models, registry, sampling, schedulers, testing
     from .accelerator import choose_accelerator
     from .cache import PagedBook
-    from .engine import LLM, Engine
+    from .engine import LLM, AsyncEngine, Composition, Engine
     from .environment import load_environment
     from .kernels import bind_ops
     from .models import load_model, open_checkpoint
@@ -34,7 +34,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncEngine",
     "Completion",
+    "Composition",
     "Engine",
     "FinishReason",
     "PagedBook",
@@ -68,7 +70,9 @@ __all__ = [
 
 _HOMES = {
     "LLM": "engine",
+    "AsyncEngine": "engine",
     "Completion": "types",
+    "Composition": "engine",
     "Engine": "engine",
     "FinishReason": "types",
     "PagedBook": "cache",

@@ -157,7 +157,7 @@ def test_ids_must_be_integers():
 @pytest.mark.parametrize("call", ["release", "retain", "adopt", "disown"])
 def test_padding_page_is_refused(call):
     pool = PagePool(4, page_tokens=4)
-    with pytest.raises(LeaseError, match="page 0 was .* while padding"):
+    with pytest.raises(LeaseError, match=r"page 0 was .* while padding"):
         getattr(pool, call)(ids(0))
     pool.check()
 

@@ -70,7 +70,10 @@ def test_salts_and_extra_keys_never_meet():
         assert done.duplicates.size == 0
         owner[salt, extra] = pages.tolist()
     for salt, extra in spaces:
-        assert index.match(tokens(1, 2, 3, 4, 5), salt=salt, extra_keys=list(extra)).page_ids.tolist() == owner[salt, extra]
+        assert (
+            index.match(tokens(1, 2, 3, 4, 5), salt=salt, extra_keys=list(extra)).page_ids.tolist()
+            == owner[salt, extra]
+        )
 
 
 def test_reasons():
@@ -255,7 +258,9 @@ def drive(seed, num_steps):
         ids = base[: rng.randrange(0, len(base) + 1)] + [rng.randrange(3) for _ in range(rng.choice([0, 1, 3, 30]))]
         recent = [*recent[-8:], ids]
         if rng.random() < 0.5:
-            assert index.match(tokens(*ids), salt=space[0], extra_keys=space[1]).page_ids.tolist() == model.match(space, ids)
+            assert index.match(tokens(*ids), salt=space[0], extra_keys=space[1]).page_ids.tolist() == model.match(
+                space, ids
+            )
         else:
             count = len(ids) // page_tokens
             if count >= pool.num_pages:

@@ -81,16 +81,15 @@ class RadixTree:
         A run that is left midway is split there.
         Returns: the run whose end it reaches, the page ids of the way as bytes, its tokens in bytes.
         """
-        run, found, offset, end = root, [], 0, len(tokens)
+        run, found, offset = root, [], 0
         size = self.page_bytes
-        while offset < end:
+        while offset < len(tokens):
             child = run.children.get(tokens[offset : offset + size])
             if child is None:
                 break
             run = child
             if not tokens.startswith(run.tokens, offset):
                 run = self._split(run, self._common_pages(run.tokens, tokens, offset))
-                end = 0
             run.used = now
             found.append(run.pages)
             offset += len(run.tokens)

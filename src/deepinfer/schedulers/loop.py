@@ -62,42 +62,50 @@ class StepLoop:
         self._masks = masks
         self._clock = clock
         self._open: deque[_OpenStep] = deque()
+        # kept here so that an interrupted call loses none
+        self._events: list[StepEvents] = []
 
     @property
     def idle(self) -> bool:
         """Nothing is in flight, nothing waits or runs, every end has been reported."""
-        return not self._open and not self.scheduler.has_work
+        return not self._open and not self._events and not self.scheduler.has_work
 
     def step(self) -> list[StepEvents]:
         """Plan and start one step; returns the events of the steps that were settled meanwhile."""
         # only an interrupted call leaves more behind than the lag allows
-        events = self._settle_until(self.lag)
+        self._settle_until(self.lag)
         plan = self.scheduler.plan(self._clock())
         if plan is None:
-            events += self._settle_until(0)
+            self._settle_until(0)
         else:
             step = _OpenStep(plan)
             self._open.append(step)
             self._guard(step, self._launch)
-            events += self._settle_until(1)
+            self._settle_until(1)
             self._guard(step, self._finish)
             if self.lag == 0 or step.failure is not None:
-                events += self._settle_until(0)
-        return events + self._report_ended()
+                self._settle_until(0)
+        return self._take_events()
 
     def flush(self) -> list[StepEvents]:
         """Settle what is in flight and plan nothing more."""
-        return self._settle_until(0) + self._report_ended()
+        self._settle_until(0)
+        return self._take_events()
 
-    def _settle_until(self, left: int) -> list[StepEvents]:
-        events = []
+    def _settle_until(self, left: int) -> None:
         while len(self._open) > left:
             step = self._open[0]
             result = self._guard(step, self._settle)
             if result is None:
                 result = _failed(step)
             self._open.popleft()
-            events.append(self.scheduler.commit(step.plan, result, self._clock()))
+            self._events.append(self.scheduler.commit(step.plan, result, self._clock()))
+
+    def _take_events(self) -> list[StepEvents]:
+        events, self._events = self._events, []
+        ended = self.scheduler.take_ended()
+        if ended:
+            events.append(StepEvents.between_steps(self.scheduler.last_step, ended))
         return events
 
     def _launch(self, step: _OpenStep) -> None:
@@ -124,10 +132,6 @@ class StepLoop:
             if not isinstance(failure, Exception):
                 raise
             return None
-
-    def _report_ended(self) -> list[StepEvents]:
-        ended = self.scheduler.take_ended()
-        return [StepEvents.between_steps(self.scheduler.last_step, ended)] if ended else []
 
 
 def _failed(step: _OpenStep) -> StepResult:

@@ -58,13 +58,19 @@ def run_row(processes: list[list[str]], threads: int) -> dict[str, float] | str:
 
 
 def table(rows: dict[str, dict[str, float] | str]) -> str:
-    best = {c: max((r.get(c, 0) for n, r in rows.items() if is_peer(n) and not isinstance(r, str)), default=0) for c in COLUMNS}
+    best = {
+        c: max((r.get(c, 0) for n, r in rows.items() if is_peer(n) and not isinstance(r, str)), default=0)
+        for c in COLUMNS
+    }
     lines = [f"{'tok/s (x best peer)':<30}" + "".join(f"{c:>18}" for c in COLUMNS) + f"{'peak MiB':>10}"]
     for name, row in rows.items():
         if isinstance(row, str):
             lines.append(f"{name:<30} left out: {row}")
             continue
-        cells = "".join(f"{row.get(c, 0):>10.1f} ({row.get(c, 0) / best[c]:4.2f})" if best[c] else f"{row[c]:>18.1f}" for c in COLUMNS)
+        cells = "".join(
+            f"{row.get(c, 0):>10.1f} ({row.get(c, 0) / best[c]:4.2f})" if best[c] else f"{row[c]:>18.1f}"
+            for c in COLUMNS
+        )
         lines.append(f"{name:<30}{cells}{row['peak_rss_bytes'] / 2**20:>10.0f}")
     bare, ours = rows.get("bare torch float32"), rows.get("deepinfer float32")
     if isinstance(bare, dict) and isinstance(ours, dict):
@@ -82,15 +88,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", nargs="*", help="row names that contain one of these words")
     args = parser.parse_args()
-    from deepinfer.models import export_hf, find_demo_model, open_checkpoint
+    from deepinfer.models import find_demo_model
 
-    cache = Path(os.environ.get("DEEPINFER_CACHE_DIR", Path(__file__).parents[1] / ".cache"))
-    gguf, folder = str(find_demo_model()), cache / "smollm2-hf"
-    if not (folder / "config.json").exists():
-        export_hf(open_checkpoint(gguf), folder)
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.models.smollm2 import cache_dir, smollm2_folder
+
+    gguf = find_demo_model()
+    folder = str(smollm2_folder(gguf))
     rows = {
         name: run_row(processes, args.threads)
-        for name, processes in commands(gguf, str(folder), cache, args.threads).items()
+        for name, processes in commands(str(gguf), folder, cache_dir(), args.threads).items()
         if not args.only or any(word in name for word in args.only)
     }
     print(json.dumps(rows) if args.json else table(rows))

@@ -1,6 +1,6 @@
 """A conversation of two turns with SmolLM2-135M: text, tokens per second, prefix-cache hits.
 
-    python examples/demo.py
+python examples/demo.py
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ from deepinfer.types import Request, SamplingParams
 class TransformersExecutor:
     """Runs plans with a transformers model; keys and values of every page are kept here."""
 
-    def __init__(self, model: PreTrainedModel, *, num_pages: int, page_tokens: int, max_rows: int, max_len: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, num_pages: int, page_tokens: int, max_rows: int, max_len: int
+    ) -> None:
         config = model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (config.num_hidden_layers, 2, num_pages, page_tokens, config.num_key_value_heads, head_dim)
@@ -93,7 +95,9 @@ class TransformersExecutor:
 class Server:
     """One step loop, many connections. Everything happens on the event loop."""
 
-    def __init__(self, model: PreTrainedModel, *, num_pages: int = 256, page_tokens: int = 16, max_rows: int = 8) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, num_pages: int = 256, page_tokens: int = 16, max_rows: int = 8
+    ) -> None:
         max_len = (num_pages - 1) * page_tokens // 2
         self.book = PagedBook(num_pages, page_tokens=page_tokens)
         self.scheduler = Scheduler(self.book, max_rows=max_rows, max_tokens_per_step=256, max_len=max_len)
@@ -115,7 +119,10 @@ class Server:
                         for token in tokens:
                             self._queues[sequence].put_nowait({"token": token})
                     for sequence in events.finished:
-                        end = {"finish_reason": str(sequence.finish_reason), "cached_tokens": sequence.num_cached_tokens}
+                        end = {
+                            "finish_reason": str(sequence.finish_reason),
+                            "cached_tokens": sequence.num_cached_tokens,
+                        }
                         self._queues.pop(sequence).put_nowait(end)
                 await asyncio.sleep(0)
             self._added.clear()

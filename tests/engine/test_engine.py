@@ -216,7 +216,9 @@ def test_no_hook_is_called_while_stepping(tiny_llama_folder, monkeypatch) -> Non
     engine = Composition(model=str(tiny_llama_folder), weights="float32").build()
     calls = []
     original = pluggy.HookCaller.__call__
-    monkeypatch.setattr(pluggy.HookCaller, "__call__", lambda self, **kw: (calls.append(self.name), original(self, **kw))[1])
+    monkeypatch.setattr(
+        pluggy.HookCaller, "__call__", lambda self, **kw: (calls.append(self.name), original(self, **kw))[1]
+    )
     engine.add(PROMPT, greedy(max_tokens=12))
     for _ in range(10):
         engine.step()
@@ -239,7 +241,7 @@ def test_metrics_count_what_happened(tiny_llama_folder) -> None:
     assert counters["prefix_cache_hits_total"] >= 32
     text = llm.engine.metrics.render()
     assert f'deepinfer_request_success_total{{model_name="{tiny_llama_folder}",finished_reason="length"}} 3' in text
-    assert 'deepinfer_time_to_first_token_seconds_bucket{' in text and 'le="+Inf"} 3' in text
+    assert "deepinfer_time_to_first_token_seconds_bucket{" in text and 'le="+Inf"} 3' in text
 
 
 def test_observers_see_every_request_and_step(tiny_llama_folder) -> None:

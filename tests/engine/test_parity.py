@@ -74,7 +74,9 @@ def test_tiny_logits_equal_transformers(tiny_llama_folders, invariant: bool) -> 
         model = load_model(folder, LoadOptions(weights="float32", invariant=invariant))
         for cuts in ([], [1], [16, 32], [31, 32, 33, 74]):
             found = our_logits(model, ids, cuts)
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-4, msg=lambda m, n=name, c=cuts: f"{n} {c}: {m}")
+            torch.testing.assert_close(
+                found, expected, rtol=0, atol=1e-4, msg=lambda m, n=name, c=cuts: f"{n} {c}: {m}"
+            )
 
 
 def test_smollm2_logits_equal_transformers(smollm2_gguf, smollm2_folder) -> None:

@@ -68,7 +68,9 @@ def measure(composition: Composition, *, num_requests: int = 64, seed: int = 1) 
 
 def _per_token(observer: LatencyObserver) -> list[float]:
     return [
-        (observer.ended_s[k] - observer.first_s[k]) / (count - 1) for k, count in observer.num_tokens.items() if count > 1
+        (observer.ended_s[k] - observer.first_s[k]) / (count - 1)
+        for k, count in observer.num_tokens.items()
+        if count > 1
     ]
 
 

@@ -26,7 +26,9 @@ def register(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _engine_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="HF folder, .gguf file or hub id (default: DEEPINFER_HF_MODEL_DIR, else smollm2)")
+    parser.add_argument(
+        "--model", help="HF folder, .gguf file or hub id (default: DEEPINFER_HF_MODEL_DIR, else smollm2)"
+    )
     parser.add_argument("--weights", default="auto")
     parser.add_argument("--accelerator")
     parser.add_argument("--invariant", action="store_true")

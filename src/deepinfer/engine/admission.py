@@ -81,9 +81,7 @@ def request_seed(entropy: int, index: int) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def make_sequences(
-    request: Request, limits: Limits, *, seed: int, arrival_s: float
-) -> tuple[ScheduledSequence, ...]:
+def make_sequences(request: Request, limits: Limits, *, seed: int, arrival_s: float) -> tuple[ScheduledSequence, ...]:
     """One sequence for each of the request's n samples; the later ones share the first one's prompt."""
     params = request.params
     stop_ids: Sequence[int] = (*(() if params.ignore_eos else limits.eos_ids), *params.stop_token_ids)

@@ -41,7 +41,9 @@ def compose(
     """
     registry = default_registry() if registry is None else registry
     accelerator: Accelerator = registry.resolve("accelerator", name=composition.accelerator)
-    checkpoint = open_checkpoint(find_demo_model() if composition.model == "smollm2" else composition.model)
+    checkpoint = open_checkpoint(
+        find_demo_model() if composition.model == "smollm2" else composition.model, progress=progress
+    )
     model = load_model(checkpoint, _options(composition, accelerator), registry=registry, progress=progress)
     max_len = min(composition.max_len or model.context_len, model.context_len)
     num_pages = _num_pages(composition, model, max_len)

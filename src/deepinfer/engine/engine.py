@@ -95,9 +95,7 @@ class Engine:
                 raise InvalidRequest("the prompt is text, but the engine has no tokenizer; pass token ids")
             prompt = self.tokenizer.encode(prompt)
         request_id = f"request-{self._num_added}" if request_id is None else request_id
-        request = Request(
-            request_id=request_id, prompt_ids=tuple(prompt), params=params or SamplingParams(), **fields
-        )
+        request = Request(request_id=request_id, prompt_ids=tuple(prompt), params=params or SamplingParams(), **fields)
         self.submit(request, stream=stream)
         return request_id
 
@@ -116,9 +114,7 @@ class Engine:
         sequences = make_sequences(resolved, self.limits, seed=seed, arrival_s=now)
         for sequence in sequences:
             self.scheduler.add(sequence)
-        tracker = RequestTracker(
-            resolved, sequences, text_stream=self._text_stream, arrival_s=now, streamed=stream
-        )
+        tracker = RequestTracker(resolved, sequences, text_stream=self._text_stream, arrival_s=now, streamed=stream)
         self._num_added += 1
         self._live[request.request_id] = tracker
         self._tracker_of.update({sequence: (tracker, i) for i, sequence in enumerate(sequences)})
@@ -190,7 +186,10 @@ class Engine:
     def config(self) -> Mapping[str, Any]:
         """The composition as plain JSON values."""
         parts = {"scheduler": self.scheduler, "executor": self.executor}
-        return {"lag": self.loop.lag, **{name: part.config() for name, part in parts.items() if hasattr(part, "config")}}
+        return {
+            "lag": self.loop.lag,
+            **{name: part.config() for name, part in parts.items() if hasattr(part, "config")},
+        }
 
     # --- taking in a settled step ---------------------------------------------------------------
 

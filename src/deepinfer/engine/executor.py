@@ -147,7 +147,11 @@ class ModelExecutor:
         return StepResult(plan.step, tokens, num_out, status, logprobs, pending.scores, seconds=seconds)
 
     def config(self) -> dict[str, Any]:
-        return {"max_rows": len(self.slots.length) - 1, "page_tokens": self.kv.page_tokens, "num_pages": self.kv.num_pages}
+        return {
+            "max_rows": len(self.slots.length) - 1,
+            "page_tokens": self.kv.page_tokens,
+            "num_pages": self.kv.num_pages,
+        }
 
     def _admit(self, plan: Plan) -> None:
         for admission in plan.admissions:

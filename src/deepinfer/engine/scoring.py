@@ -33,9 +33,7 @@ def score_prompt_rows(
     return tuple(scores)
 
 
-def _score(
-    row: int, start: int, targets: np.ndarray, states: torch.Tensor, model: Model, num_top: int
-) -> PromptScores:
+def _score(row: int, start: int, targets: np.ndarray, states: torch.Tensor, model: Model, num_top: int) -> PromptScores:
     raw, ids, values = [], [], []
     for low in range(0, len(targets), POSITIONS_AT_ONCE):
         logits = model.logits(states[low : low + POSITIONS_AT_ONCE])

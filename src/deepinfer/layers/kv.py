@@ -48,7 +48,9 @@ class KVPool:
         self, spec: CacheSpec, *, num_pages: int, page_tokens: int, dtype: torch.dtype, device: str = "cpu"
     ) -> None:
         if num_pages < 2 or page_tokens < 1:
-            raise ConfigError(f"num_pages is {num_pages}, page_tokens {page_tokens}; expected >= 2 (page 0 pads) and >= 1")
+            raise ConfigError(
+                f"num_pages is {num_pages}, page_tokens {page_tokens}; expected >= 2 (page 0 pads) and >= 1"
+            )
         self.spec = spec
         self.num_pages = num_pages
         self.page_tokens = page_tokens

@@ -82,7 +82,9 @@ class LlamaConfig:
 
     def __attrs_post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
-            raise CheckpointError(f"{self.num_heads} query heads do not divide among {self.num_kv_heads} key/value heads")
+            raise CheckpointError(
+                f"{self.num_heads} query heads do not divide among {self.num_kv_heads} key/value heads"
+            )
         if self.head_dim % 2:
             raise CheckpointError(f"head_dim is {self.head_dim}; rotary positions need an even one")
 
@@ -132,9 +134,9 @@ class Llama:
             x, residual = layer(x, residual, batch, kv)
         if residual is not None:
             residual = residual[batch.logit_rows]
-        return self.ops.rms_norm(
-            x[batch.logit_rows], self.final_norm, eps=self.config.rms_norm_eps, residual=residual
-        )[0]
+        return self.ops.rms_norm(x[batch.logit_rows], self.final_norm, eps=self.config.rms_norm_eps, residual=residual)[
+            0
+        ]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, M] -> f32 [N, V]."""

@@ -37,8 +37,8 @@ def _ops() -> Iterator[Record]:
             f"deepinfer.kernels.native:{make}",
             devices="cpu",
             priority=100,
-            probe="deepinfer.kernels.usable:native_probe",
-            accepts="deepinfer.kernels.usable:native_accepts",
+            probe="deepinfer.kernels.native:probe",
+            accepts="deepinfer.kernels.native:accepts",
         )
         yield Record(
             kind,

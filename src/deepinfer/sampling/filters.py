@@ -56,10 +56,13 @@ def drop_min_p(logits: torch.Tensor, log_min_p: torch.Tensor) -> torch.Tensor:
     return logits.masked_fill(logits < floor[:, None], -torch.inf)
 
 
-def survivors(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, *, width: int) -> Survivors:
+def survivors(
+    logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, *, width: int, capped: bool = False
+) -> Survivors:
     """Top-k and top-p over the `width` likeliest tokens.
 
-    logits f32 [n, V]; top_k i64 [n], V or more keeps all; top_p f32 [n]. Where `enough` is True the result
+    logits f32 [n, V]; top_k i64 [n], V or more keeps all; top_p f32 [n]. capped: no top_k exceeds `width`, which
+    saves a pass over the vocabulary. Where `enough` is True the result
     has the same bits for every `width`.
     """
     values, ids = top_by_value(logits, width)
@@ -69,13 +72,13 @@ def survivors(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, *,
     in_k = place < top_k[:, None]
     weight = (values - peak).exp_().masked_fill_(~in_k, 0.0)
     total = fold_sum(weight)
-    capped = top_k <= width
-    if width < logits.shape[1]:
-        total = torch.where(capped, total, fold_sum((logits - peak).exp_()))
+    known = top_k <= width
+    if not capped and width < logits.shape[1]:
+        total = torch.where(known, total, fold_sum((logits - peak).exp_()))
     before = torch.nn.functional.pad(prefix_sum(weight)[:, :-1], (1, 0))
     keep = in_k & ((before < (top_p * total)[:, None]) | (top_p >= 1.0)[:, None])
     num_kept = keep.sum(-1).clamp_(min=1)
-    enough = capped | (num_kept < width) | (width == logits.shape[1])
+    enough = known | (num_kept < width) | (width == logits.shape[1])
     return Survivors(values.masked_fill(place >= num_kept[:, None], -torch.inf), ids, num_kept, enough)
 
 

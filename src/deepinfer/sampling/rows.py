@@ -30,6 +30,8 @@ class FilterGroup:
     """Random rows whose top-k and top-p are tried on `width` candidates first."""
 
     width: int
+    #: Whether no `top_k` exceeds `width`.
+    capped: bool
     #: i64 [n] rows of the working logits.
     rows: torch.Tensor
     #: i64 [n]; the vocabulary size where there is no limit.
@@ -142,17 +144,18 @@ def _filters(options: SlotOptions, vocab_size: int) -> bool:
 
 
 def _filter_groups(drawn: Sequence[SlotOptions], vocab_size: int, device: torch.device) -> tuple[FilterGroup, ...]:
-    by_width: dict[int, list[int]] = {}
+    by_kind: dict[tuple[int, bool], list[int]] = {}
     for row, options in enumerate(drawn):
         if _filters(options, vocab_size):
-            width = _first_width(options.params.top_k, vocab_size, device)
-            by_width.setdefault(width, []).append(row)
+            top_k = options.params.top_k
+            width = _first_width(top_k, vocab_size, device)
+            by_kind.setdefault((width, 0 < top_k <= width), []).append(row)
     groups = []
-    for width, rows in sorted(by_width.items()):
+    for (width, capped), rows in sorted(by_kind.items()):
         params = [drawn[row].params for row in rows]
         top_k = [min(p.top_k, vocab_size) or vocab_size for p in params]
         top_p = _floats([p.top_p for p in params], device)
-        groups.append(FilterGroup(width, index(rows, device), index(top_k, device), top_p))
+        groups.append(FilterGroup(width, capped, index(rows, device), index(top_k, device), top_p))
     return tuple(groups)
 
 

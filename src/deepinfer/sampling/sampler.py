@@ -133,6 +133,9 @@ class Sampler:
             empty &= ~is_forced
         bad = broken | empty
         tokens = tokens.masked_fill(bad, 0)
+        if not len(rows.reported):
+            nothing = best[:0]
+            return SampleOut(tokens, bad, empty, rows.reported, nothing, nothing, tokens[:0, None], nothing[:, None])
         scores = top_logprobs(raw[rows.reported_rows], tokens[rows.reported_rows], rows.num_top)
         processed = _processed(rows, drawn, chosen, tokens)[rows.reported_rows]
         return SampleOut(tokens, bad, empty, rows.reported, scores.raw, processed, scores.top_ids, scores.top_raw)
@@ -155,7 +158,8 @@ class Sampler:
             _edit(work, rows, pos[rows.active], masks)
             peak = work.amax(-1)
         tokens = work.new_empty(len(work), dtype=torch.int64)
-        tokens[rows.num_random :] = first_argmax(work[rows.num_random :])[1]
+        if rows.num_random < len(work):
+            tokens[rows.num_random :] = first_argmax(work[rows.num_random :])[1]
         found = []
         if rows.num_random:
             random_pos = pos[rows.active[: rows.num_random]]
@@ -219,7 +223,7 @@ def _survivors(work: torch.Tensor, group: FilterGroup) -> Iterator[tuple[torch.T
     """Survivors of the group's rows; those that need more candidates come from a wider try."""
     members, top_k, top_p, width = group.rows, group.top_k, group.top_p, group.width
     while len(members):
-        kept = survivors(work[members], top_k, top_p, width=width)
+        kept = survivors(work[members], top_k, top_p, width=width, capped=group.capped)
         if work.device.type != "cpu" or bool(kept.enough.all()):
             yield members, kept
             return
@@ -234,7 +238,7 @@ def _processed(rows: BatchRows, drawn: _Drawn | None, chosen: torch.Tensor, toke
     """f32 [N] logprob of each token in the distribution of its row; rows that do not report hold anything."""
     # The distribution of a greedy row is a point.
     processed = torch.zeros(len(tokens), device=tokens.device).masked_fill_(chosen != tokens, -torch.inf)
-    if drawn is None or not len(rows.reported):
+    if drawn is None:
         return processed
     if len(rows.dense_reported):
         members = rows.active[rows.dense_reported]

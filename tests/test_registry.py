@@ -447,6 +447,18 @@ def test_collect_asks_each_plugin_once(monkeypatch):
     assert asked == [1]
 
 
+def test_a_hook_may_look_into_the_registry_that_asks_it(monkeypatch):
+    registry = Registry()
+
+    @hookimpl
+    def looking_hook():
+        assert registry.records("accelerator") == ()
+        yield Record("op.rope", "looking", part)
+
+    monkeypatch.setattr("deepinfer.registry.installed_plugins", lambda _allow: ([plugin("look", looking_hook)], []))
+    assert registry.select("op.rope", name="looking").dist == "deepinfer-look"
+
+
 def entry(name, dist, loaded):
     def load():
         loaded.append(name)

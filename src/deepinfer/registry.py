@@ -56,11 +56,12 @@ class Registry:
         with self._lock:
             if self._collected:
                 return
+            # Set first: a hook that looks into this registry sees what is there so far.
+            self._collected = True
             plugins, missing = installed_plugins(self._allow)
             own = [Plugin("builtin", f"deepinfer {__version__}", lambda: own_parts)] if self._builtin else []
             for record in [*collect_records([*own, *plugins]), *missing]:
                 self._add(record)
-            self._collected = True
 
     def register(self, record: Record) -> None:
         """Add a part of this process; the same kind and name registered here before is replaced."""

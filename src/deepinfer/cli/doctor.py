@@ -87,10 +87,10 @@ def _pick(registry: Registry, kind: str, need: dict[str, Any]) -> tuple[dict[str
 
 def _by_content(registry: Registry, kind: str) -> tuple[dict[str, Any], str | None]:
     """A checkpoint picks among these, so all that work are of interest."""
-    reasons = {record: record.why_not({}) for record in registry.records(kind)}
+    reasons = [(record, record.why_not({})) for record in registry.records(kind)]
     pick = _nothing(kind, {}, None)
-    pick["available"] = [record.config() for record, reason in reasons.items() if reason is None]
-    pick["rejected"] = [{**record.config(), "reason": reason} for record, reason in reasons.items() if reason]
+    pick["available"] = [record.config() for record, reason in reasons if reason is None]
+    pick["rejected"] = [{**record.config(), "reason": reason} for record, reason in reasons if reason]
     return pick, None if pick["available"] else f"{kind}: nothing registered can be used here"
 
 

@@ -41,6 +41,7 @@ def check_op(
     device: Any = "cpu",
     dtype: Any = "float32",
     invariant: bool = False,
+    quick: bool = False,
     registry: Registry | None = None,
 ) -> OpReport:
     """Compares an op with the reference over ragged, strided, poisoned and scattered inputs.
@@ -50,6 +51,7 @@ def check_op(
         implementation: name of a registered implementation, a factory (it takes `device` and `dtype`), or the op.
         device, dtype: what to check it for; dtype float32, float16 or bfloat16.
         invariant: also demand that rows do not depend, bit for bit, on the rest of the batch.
+        quick: fewer sizes of the same cases, for implementations that are slow (an interpreter).
         registry: where the name is looked up; None: the default one.
 
     Raises:
@@ -66,7 +68,7 @@ def check_op(
         raise ConfigError(f"dtype is {dtype!r}; expected float32, float16 or bfloat16")
     keywords = {"device": device, "dtype": dtype, "invariant": invariant}
     name, op = _make(kind, implementation, keywords, registry)
-    cases = _CHECKS[kind](op, device=device, dtype=element, invariant=invariant)
+    cases = _CHECKS[kind](op, device=device, dtype=element, invariant=invariant, quick=quick)
     return OpReport(kind, name, device, dtype, invariant, tuple(cases))
 
 

@@ -17,12 +17,19 @@ __all__ = ["check_linear", "check_rms_norm", "check_rope", "check_silu_mul"]
 #: Rows of the batches that the other batches are compared with.
 MANY = 150
 COUNTS = (0, 1, 2, 3, 17)
+FEW_COUNTS = (0, 1, 5)
+#: Head width, query heads, key/value heads.
+HEADS = ((80, 5, 1), (32, 18, 2), (64, 9, 3), (128, 4, 4))
+#: Outputs and inputs of a weight.
+WEIGHTS = ((130, 100), (17, 40), (48, 32), (64, 576))
 
 
-def check_rms_norm(op: Callable[..., Any], *, device: str, dtype: torch.dtype, invariant: bool) -> list[CaseResult]:
+def check_rms_norm(
+    op: Callable[..., Any], *, device: str, dtype: torch.dtype, invariant: bool, quick: bool = False
+) -> list[CaseResult]:
     cases = []
-    for count in COUNTS:
-        for width in (32, 100, 576):
+    for count in FEW_COUNTS if quick else COUNTS:
+        for width in (100,) if quick else (32, 100, 576):
             for strided in (False, True):
                 what = f"rms_norm [{count}, {width}]{' strided' if strided else ''}"
                 x, residual = (_draw(count, width, device, dtype, seed=s, strided=strided) for s in (1, 2))
@@ -53,12 +60,14 @@ def _rms_norm_error(
     return row_error(normed, exact, what=what, tolerance=TOLERANCES[x.dtype])
 
 
-def check_rope(op: Callable[..., Any], *, device: str, dtype: torch.dtype, invariant: bool) -> list[CaseResult]:
+def check_rope(
+    op: Callable[..., Any], *, device: str, dtype: torch.dtype, invariant: bool, quick: bool = False
+) -> list[CaseResult]:
     cases = []
-    for width, heads, kv_heads in ((32, 4, 2), (64, 9, 3), (80, 5, 1), (128, 17, 1)):
+    for width, heads, kv_heads in HEADS[:2] if quick else HEADS:
         angles = torch.arange(300)[:, None] / 100.0 ** (torch.arange(width // 2) / (width // 2))
         table = torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
-        for count in COUNTS:
+        for count in FEW_COUNTS if quick else COUNTS:
             what = f"rope T={count} H={heads} G={kv_heads} D={width}"
             # One tensor holds queries, keys and values, as a fused projection leaves them.
             fused = _draw(count, (heads + 2 * kv_heads) * width, device, dtype, seed=7)
@@ -87,10 +96,12 @@ def check_rope(op: Callable[..., Any], *, device: str, dtype: torch.dtype, invar
     return cases
 
 
-def check_silu_mul(op: Callable[..., Any], *, device: str, dtype: torch.dtype, invariant: bool) -> list[CaseResult]:
+def check_silu_mul(
+    op: Callable[..., Any], *, device: str, dtype: torch.dtype, invariant: bool, quick: bool = False
+) -> list[CaseResult]:
     cases = []
-    for count in COUNTS:
-        for width in (16, 75, 1536):
+    for count in FEW_COUNTS if quick else COUNTS:
+        for width in (75,) if quick else (16, 75, 1536):
             for strided in (False, True):
                 what = f"silu_mul [{count}, {2 * width}]{' strided' if strided else ''}"
                 x = _draw(count, 2 * width, device, dtype, seed=11, strided=strided) * 3
@@ -104,15 +115,15 @@ def check_silu_mul(op: Callable[..., Any], *, device: str, dtype: torch.dtype, i
     return cases
 
 
-def check_linear(op: Any, *, device: str, dtype: torch.dtype, invariant: bool) -> list[CaseResult]:
+def check_linear(op: Any, *, device: str, dtype: torch.dtype, invariant: bool, quick: bool = False) -> list[CaseResult]:
     cases = []
-    for num_out, num_in in ((48, 32), (17, 40), (130, 100), (64, 576)):
+    for num_out, num_in in WEIGHTS[:2] if quick else WEIGHTS:
         weight = _draw(num_out, num_in, device, dtype, seed=13) / num_in**0.5
         bias = _draw(1, num_out, device, dtype, seed=14)[0]
         for extra in (None, bias):
             with unchanged((weight, bias), what="pack"):
                 packed = op.pack(weight, extra)
-            for count in (*COUNTS, 64, 70, 300):
+            for count in (*FEW_COUNTS, 70) if quick else (*COUNTS, 64, 70, 300):
                 for strided in (False, True):
                     what = f"linear [{count}, {num_in}] x [{num_out}, {num_in}]{' strided' if strided else ''}"
                     x = _draw(count, num_in, device, dtype, seed=15, strided=strided)
@@ -138,9 +149,7 @@ def _rows_invariant(compute: Callable[[torch.Tensor], torch.Tensor], x: torch.Te
     assert same_bits(compute(x), compute(x)), f"{what}: two runs of one batch differ; expected equal bits"
 
 
-def _draw(
-    count: int, width: int, device: str, dtype: torch.dtype, *, seed: int, strided: bool = False
-) -> torch.Tensor:
+def _draw(count: int, width: int, device: str, dtype: torch.dtype, *, seed: int, strided: bool = False) -> torch.Tensor:
     """Normal numbers [count, width]; strided: a view whose lines lie further apart."""
     source = torch.Generator().manual_seed(seed)
     x = torch.randn((count, width + (24 if strided else 0)), generator=source).to(device, dtype)

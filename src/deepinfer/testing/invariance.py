@@ -51,10 +51,8 @@ def row_batches(num_rows: int, *, seed: int = 0) -> list[list[int]]:
     source = torch.Generator().manual_seed(seed)
     every = list(range(num_rows))
     batches = [every, every[::-1], every[1:], *([row] for row in every[:4])]
-    for count in (2, 3, 5, 7, 8, 9, 12, 15, 16, 17, 31, 33, 64, 65, 129):
-        if count < num_rows:
-            batches.append(torch.randperm(num_rows, generator=source)[:count].tolist())
-    return batches
+    counts = [count for count in (2, 3, 5, 7, 8, 9, 12, 15, 16, 17, 31, 33, 64, 65, 129) if count < num_rows]
+    return batches + [torch.randperm(num_rows, generator=source)[:count].tolist() for count in counts]
 
 
 def _short(batch: Any) -> str:

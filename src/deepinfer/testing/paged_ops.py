@@ -16,6 +16,11 @@ from .report import CaseResult
 
 __all__ = ["check_attention", "check_cache_write"]
 
+#: G, D, Z of cache writes.
+WRITES = ((3, 80, 4), (2, 32, 16), (1, 64, 32))
+#: H, G, D, Z of attention.
+SHAPES = ((4, 2, 32, 16), (5, 1, 80, 8), (9, 3, 64, 16), (4, 4, 128, 64), (3, 1, 192, 4))
+
 
 @attrs.frozen
 class _Case:
@@ -43,9 +48,11 @@ def _cases(z: int) -> tuple[_Case, ...]:
     )
 
 
-def check_cache_write(op: Callable[..., Any], *, device: str, dtype: torch.dtype, invariant: bool) -> list[CaseResult]:
+def check_cache_write(
+    op: Callable[..., Any], *, device: str, dtype: torch.dtype, invariant: bool, quick: bool = False
+) -> list[CaseResult]:
     results = []
-    for num_kv_heads, width, page_tokens in ((2, 32, 16), (3, 80, 4), (1, 64, 32)):
+    for num_kv_heads, width, page_tokens in WRITES[:1] if quick else WRITES:
         for case in _cases(page_tokens):
             what = f"cache_write, {case.name}, G={num_kv_heads} D={width} Z={page_tokens}"
             batch = _batch(case, (num_kv_heads, num_kv_heads, width, page_tokens), device, dtype)
@@ -66,9 +73,11 @@ def check_cache_write(op: Callable[..., Any], *, device: str, dtype: torch.dtype
     return results
 
 
-def check_attention(op: Callable[..., Any], *, device: str, dtype: torch.dtype, invariant: bool) -> list[CaseResult]:
+def check_attention(
+    op: Callable[..., Any], *, device: str, dtype: torch.dtype, invariant: bool, quick: bool = False
+) -> list[CaseResult]:
     results = []
-    for shape in ((4, 2, 32, 16), (9, 3, 64, 16), (5, 1, 80, 8), (4, 4, 128, 64), (3, 1, 192, 4)):
+    for shape in SHAPES[:2] if quick else SHAPES:
         for case in _cases(shape[3]):
             if case.name == "long" and shape[2] > 64:
                 continue
@@ -92,9 +101,7 @@ def _attention_error(op: Callable[..., Any], batch: PagedBatch, what: str) -> fl
         out = _attend(op, batch)
     assert out.dtype == batch.q.dtype, f"{what}: the result is {out.dtype}; expected {batch.q.dtype}, as the queries"
     cpu = batch.to("cpu", torch.float64)
-    exact = reference.attention(
-        cpu.q, cpu.k_pool, cpu.v_pool, cpu.page_table, cpu.rows, scale=_scale(batch.q.shape[2])
-    )
+    exact = reference.attention(cpu.q, cpu.k_pool, cpu.v_pool, cpu.page_table, cpu.rows, scale=_scale(batch.q.shape[2]))
     return row_error(out, widened(exact), what=what, tolerance=TOLERANCES[batch.q.dtype])
 
 

@@ -6,9 +6,9 @@ import os
 
 from hypothesis import settings
 
-from .models.fixtures import smollm2_folder, smollm2_gguf, tiny_llama_folders
+from .models.fixtures import smollm2_folder, smollm2_gguf, tiny_llama_folder, tiny_llama_folders
 
-__all__ = ["smollm2_folder", "smollm2_gguf", "tiny_llama_folders"]
+__all__ = ["smollm2_folder", "smollm2_gguf", "tiny_llama_folder", "tiny_llama_folders"]
 
 # The same examples on every run of `make test`; `make test-all` draws fresh ones, ten times as many.
 settings.register_profile("seeded", deadline=None, derandomize=True, max_examples=50, print_blob=True)

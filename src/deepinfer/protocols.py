@@ -6,7 +6,7 @@ heads, D head width, M model width, F feed-forward width, V vocabulary, P pages,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from .kernels.ops import Ops
     from .layers.batch import Batch, RowSet
+    from .layers.kv import CacheSpec
     from .plan import Plan, StepResult
     from .types import Request, RequestOutput
 
@@ -250,10 +252,29 @@ class Accelerator(Protocol):
 
 
 class Model(Protocol):
-    """A causal language model over paged keys and values."""
+    """A causal language model over paged keys and values, on one device."""
 
-    vocab_size: int
-    context_len: int
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def context_len(self) -> int:
+        """Positions it was loaded for."""
+        ...
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and of the keys and values it writes."""
+        ...
+
+    @property
+    def ops(self) -> Ops:
+        """The ops it was built from; an executor samples with the same."""
+        ...
+
+    @property
+    def cache_spec(self) -> CacheSpec: ...
 
     def forward(self, batch: Batch, kv: Any) -> torch.Tensor:
         """Normed hidden states [N, M] of `batch.logit_rows`; all T tokens' keys and values go to `kv`."""
@@ -312,6 +333,3 @@ class Observer(Protocol):
     def request_added(self, request: Request) -> None: ...
     def step_done(self, plan: Plan, result: StepResult) -> None: ...
     def request_finished(self, output: RequestOutput) -> None: ...
-
-
-Transforms = Iterable[LogitsTransform]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -13,6 +14,8 @@ from .errors import DeepInferError, InvalidRequest
 __all__ = ["Completion", "FinishReason", "Request", "RequestOutput", "SamplingParams", "TokenLogprob"]
 
 MAX_SEED = 2**64 - 1
+
+Check = Callable[[object, attrs.Attribute, Any], None]
 
 
 class FinishReason(enum.StrEnum):

@@ -71,9 +71,7 @@ def test_closing_with_streams_open_ends_them(engine) -> None:
         async with AsyncEngine(engine) as served:
             stream = served.stream(PROMPTS[0], SamplingParams(temperature=0, max_tokens=200))
             await anext(stream)
-        last = None
-        async for last in stream:
-            pass
-        return str(last.completions[0].finish_reason)
+        rest = [output async for output in stream]
+        return str(rest[-1].completions[0].finish_reason)
 
     assert asyncio.run(asyncio.wait_for(main(), 60)) == "cancelled"

@@ -46,15 +46,7 @@ def our_logits(model, token_ids: list[int], cuts: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         for end in [*cuts, len(token_ids)]:
             size = end - start
-            rows = RowSet(
-                slot_ids=torch.tensor([1], dtype=torch.int32),
-                cu_q=torch.tensor([0, size], dtype=torch.int32),
-                pos=torch.arange(start, end, dtype=torch.int32),
-                row_of=torch.zeros(size, dtype=torch.int32),
-                k_len=torch.tensor([end], dtype=torch.int32),
-                max_q=size,
-                max_k=end,
-            )
+            rows = RowSet.ragged([1], [size], [end])
             ids = torch.tensor(token_ids[start:end])
             parts.append(model.logits(model.forward(Batch(ids, table, rows, torch.arange(size)), kv)))
             start = end

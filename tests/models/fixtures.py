@@ -21,6 +21,12 @@ def tiny_llama_folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str,
 
 
 @pytest.fixture(scope="session")
+def tiny_llama_folder(tiny_llama_folders: Mapping[str, Path]) -> Path:
+    """One of them, for tests that need just a model."""
+    return tiny_llama_folders["plain"]
+
+
+@pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """The demo model's GGUF file."""
     from deepinfer.models import find_demo_model

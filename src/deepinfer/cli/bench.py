@@ -72,7 +72,7 @@ def _composition(args: argparse.Namespace):  # noqa: ANN202  (imported late)
 
     settings = load_environment()
     return Composition(
-        model=args.model or settings.hf_model_dir or "smollm2",
+        model=str(args.model or settings.hf_model_dir or "smollm2"),
         accelerator=args.accelerator or settings.accelerator,
         weights=args.weights,
         invariant=args.invariant,

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         stop=tuple(args.stop),
     )
     composition = Composition(
-        model=args.model or settings.hf_model_dir or "smollm2",
+        model=str(args.model or settings.hf_model_dir or "smollm2"),
         accelerator=args.accelerator or settings.accelerator,
         weights=args.weights,
         invariant=args.invariant,

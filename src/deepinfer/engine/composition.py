@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Composition"]
 
 
-def _at_least(low: int):
+def _at_least(low: int) -> Callable[[object, attrs.Attribute, int | None], None]:
     def check(_instance: object, attribute: attrs.Attribute, value: int | None) -> None:
         if value is not None and (not isinstance(value, int) or value < low):
             raise ConfigError(f"{attribute.name} is {value!r}; expected an integer >= {low}")

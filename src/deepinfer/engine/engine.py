@@ -238,9 +238,9 @@ class Engine:
     def _take_scores(self, events: StepEvents) -> None:
         scores: PromptScores
         for scores in events.result.prompt_scores:
-            found = self._tracker_of.get(events.sequence_of_row(scores.row))
-            if found is not None:
-                found[0].add_prompt_scores(scores)
+            sequence = events.sequence_of_row(scores.row)
+            if sequence in self._tracker_of:
+                self._tracker_of[sequence][0].add_prompt_scores(scores)
 
     def _time_token(self, tracker: RequestTracker, index: int, sequence: ScheduledSequence, now: float) -> None:
         self._metrics.counters["generation_tokens_total"] += 1

@@ -86,7 +86,7 @@ class ModelExecutor:
         self.model = model
         self.kv = kv
         self.sampler = sampler
-        self.device: str = str(model.device)
+        self.device = model.device
         max_pages = -(-max_len // kv.page_tokens)
         self.slots = SlotState.empty(max_rows + 1, max_pages, self.device)
         self.table = SamplingTable(max_rows + 1, vocab_size=model.vocab_size, device=self.device, eos_ids=eos_ids)
@@ -193,8 +193,9 @@ class ModelExecutor:
 
 
 def _chunk_positions(start: np.ndarray, q_len: np.ndarray) -> np.ndarray:
-    parts = [np.arange(s, s + q, dtype=np.int32) for s, q in zip(start, q_len, strict=True)]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    """[Tc] i32 positions of chunk tokens: start, start + 1, ... of each row."""
+    first = np.cumsum(q_len) - q_len
+    return (np.arange(q_len.sum()) + np.repeat(start - first, q_len)).astype(np.int32)
 
 
 def _logit_rows(plan: Plan, cu_q: np.ndarray) -> np.ndarray:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import torch
+
+from ..errors import ConfigError
 
 __all__ = ["Batch", "RowSet"]
 
@@ -30,6 +34,41 @@ class RowSet:
     max_k: int
     #: The first `num_decode` rows have one token each.
     num_decode: int = 0
+
+    @classmethod
+    def ragged(
+        cls,
+        slots: Sequence[int],
+        q_len: Sequence[int],
+        k_len: Sequence[int],
+        *,
+        num_decode: int = 0,
+        device: str = "cpu",
+    ) -> RowSet:
+        """Rows from host lists: row r is slot `slots[r]` with `q_len[r]` tokens that end at `k_len[r] - 1`.
+
+        Raises:
+            ConfigError: the lists differ in length, or a row has more tokens than keys.
+        """
+        if not len(slots) == len(q_len) == len(k_len) or any(q > k for q, k in zip(q_len, k_len, strict=True)):
+            raise ConfigError(f"q_len {list(q_len)} and k_len {list(k_len)}; expected one q_len <= k_len for each slot")
+        offsets = torch.tensor([0, *q_len]).cumsum(0)
+        positions = [torch.arange(k - q, k) for q, k in zip(q_len, k_len, strict=True)]
+        row_of = torch.repeat_interleave(torch.arange(len(slots)), torch.tensor(list(q_len), dtype=torch.int64))
+
+        def int32(values: torch.Tensor | Sequence[int]) -> torch.Tensor:
+            return torch.as_tensor(values).to(device, torch.int32)
+
+        return cls(
+            slot_ids=int32(list(slots)),
+            cu_q=int32(offsets),
+            pos=int32(torch.cat(positions) if positions else torch.zeros(0)),
+            row_of=int32(row_of),
+            k_len=int32(list(k_len)),
+            max_q=max(q_len, default=0),
+            max_k=max(k_len, default=0),
+            num_decode=num_decode,
+        )
 
 
 @attrs.frozen(eq=False)

@@ -162,11 +162,11 @@ class _Builder:
         weights = [
             in_format(self.loader.take(f"{name}.weight", (rows, width)), self.options.weights) for name, rows in parts
         ]
-        biases = [self.loader.take(f"{name}.bias", (rows,)) for name, rows in parts] if bias else None
-        return self.ops.linear.pack(_stack(weights), None if biases is None else torch.cat(biases))
+        biases = [_plain(self.loader.take(f"{name}.bias", (rows,))) for name, rows in parts] if bias else []
+        return self.ops.linear.pack(_stack(weights), torch.cat(biases) if biases else None)
 
     def norm(self, name: str) -> torch.Tensor:
-        weight = self.loader.take(f"{name}.weight", (self.config.hidden_size,))
+        weight = _plain(self.loader.take(f"{name}.weight", (self.config.hidden_size,)))
         return weight.to(self.options.device, self.options.torch_dtype)
 
     def layer(self, index: int, cos_sin: torch.Tensor) -> DecoderLayer:
@@ -214,7 +214,11 @@ def _stack(weights: list[Weight]) -> Weight:
     quantised = [w for w in weights if isinstance(w, QuantTensor)]
     if len(quantised) == len(weights) and len({w.format for w in quantised}) == 1:
         return cat(quantised)
-    return torch.cat([w.dequantize() if isinstance(w, QuantTensor) else w.float() for w in weights])
+    return torch.cat([_plain(w) for w in weights])
+
+
+def _plain(weight: Weight) -> torch.Tensor:
+    return weight.dequantize() if isinstance(weight, QuantTensor) else weight
 
 
 def build(*, config: Mapping[str, Any], loader: Loader, bind: Callable[..., Ops], options: LoadOptions) -> Llama:

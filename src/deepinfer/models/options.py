@@ -44,7 +44,7 @@ class LoadOptions:
     #: Shorter than the model's own to save the rotary table and to refuse longer prompts.
     context_len: int | None = None
     #: Op kind to implementation name, such as {"op.attention": "reference"}.
-    want: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
+    want: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -36,6 +36,7 @@ _FUNCTIONS: Final = MappingProxyType(
         "rope": ((_P, _N, _P, _N, _P, _P, _P, _P, _N, _N, _N, _N, _I), False),
         "silu_mul": ((_P, _N, _P, _N, _N, _I), False),
         "cache_write": ((_P, _N, _P, _N, _P, _P, _I, _P, _N, _P, _P, _P, _N, _N, _N, _I), False),
+        "sample": ((_P, _N, _P, _P, _P, _P, _I, _P, _N, _P, _N, _N, _I), False),
         "attention": ((_P, _N, _P, _P, _I, _P, _N, _P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _F, _I), True),
     }
 )
@@ -70,4 +71,6 @@ def _open(path: Path) -> ctypes.CDLL:
             ctypes.CDLL("libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
             return ctypes.CDLL(str(path))
         except OSError:
-            raise PartUnavailable(f"native kernels found no OpenMP run-time ({missing}). Use the eager ones") from missing
+            raise PartUnavailable(
+                f"native kernels found no OpenMP run-time ({missing}). Use the eager ones"
+            ) from missing

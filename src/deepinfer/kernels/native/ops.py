@@ -48,12 +48,12 @@ def make_rms_norm(*, device: str, dtype: str, invariant: bool = False) -> RmsNor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x, residual [T, M], weight [M] -> (normed [T, M], x + residual [T, M], or x itself)."""
         lines, (rows, width) = _lines(x), x.shape
-        out, weight_ptr = x.new_empty((rows, width)), _lines(weight).data_ptr()
+        out, weight_ptr = torch.empty_like(lines), _lines(weight).data_ptr()
         stride, threads = lines.stride(0), num_threads()
         if residual is None:
             call(lines.data_ptr(), stride, None, 0, weight_ptr, out.data_ptr(), None, rows, width, eps, threads)
             return out, x
-        total, rest = x.new_empty((rows, width)), _lines(residual)
+        total, rest = torch.empty_like(out), _lines(residual)
         call(
             lines.data_ptr(), stride, rest.data_ptr(), rest.stride(0), weight_ptr, out.data_ptr(), total.data_ptr(),
             rows, width, eps, threads,
@@ -72,8 +72,8 @@ def make_rope(*, device: str, dtype: str, invariant: bool = False) -> RopeOp:
         """q [T, H, D], k [T, G, D], pos i32 [T], cos_sin f32 [context, D] -> both turned."""
         tokens, heads, width = q.shape
         kv_heads = k.shape[1]
-        q_out, k_out = q.new_empty((tokens, heads, width)), k.new_empty((tokens, kv_heads, width))
         q, k = _lines(q), _lines(k)
+        q_out, k_out = torch.empty_like(q), torch.empty_like(k)
         call(
             q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), pos.data_ptr(), cos_sin.data_ptr(), q_out.data_ptr(),
             k_out.data_ptr(), tokens, heads, kv_heads, width, num_threads(),
@@ -134,7 +134,8 @@ def make_attention(*, device: str, dtype: str, invariant: bool = False) -> Atten
     ) -> torch.Tensor:
         """q f32 [T, H, D] over pools [P, Z, G, D] of float32, float16 or bfloat16 -> f32 [T, H, D]."""
         tokens, heads, width = q.shape
-        out, q = q.new_empty((tokens, heads, width)), _lines(q)
+        q = _lines(q)
+        out = torch.empty_like(q)
         slots, shape = rows.slot_ids, k_pool.shape
         failed = call(
             q.data_ptr(), q.stride(0), k_pool.data_ptr(), v_pool.data_ptr(), ELEMENT_TYPES[k_pool.dtype],
@@ -150,3 +151,30 @@ def make_attention(*, device: str, dtype: str, invariant: bool = False) -> Atten
 
 def make_linear(*, device: str, dtype: str, invariant: bool = False) -> LinearOp:
     return NativeLinear(load_library(), torch.get_num_threads)
+
+
+def make_sample(*, device: str, dtype: str, invariant: bool = False) -> SampleOp:
+    call, num_threads = load_library().deepinfer_sample, torch.get_num_threads
+
+    def sample(
+        logits: torch.Tensor,
+        *,
+        greedy: torch.Tensor,
+        seed: torch.Tensor,
+        sample_index: torch.Tensor,
+        pos: torch.Tensor,
+        purpose: int,
+        token_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """logits f32 [N, K], greedy bool [N], token_ids i64 [N, K] or None -> ids i64 [N]; the bits of kernels/noise.py."""
+        logits, keys = _lines(logits), [x.contiguous() for x in (greedy, seed, sample_index.int(), pos.int())]
+        names = None if token_ids is None else token_ids.contiguous()
+        ids = logits.new_empty(logits.shape[0], dtype=torch.int64)
+        names_ptr, names_stride = (None, 0) if names is None else (names.data_ptr(), names.stride(0))
+        call(
+            logits.data_ptr(), logits.stride(0), *(x.data_ptr() for x in keys), purpose, names_ptr, names_stride,
+            ids.data_ptr(), logits.shape[0], logits.shape[1], num_threads(),
+        )  # fmt: skip
+        return ids
+
+    return sample

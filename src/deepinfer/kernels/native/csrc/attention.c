@@ -46,6 +46,20 @@ static void unpack_line(const void *pool, int64_t at, int type, int64_t dim, flo
     for (int64_t d = 0; d < dim; d += 8) _mm256_storeu_ps(out + d, load_as_f32(pool, at + d, type));
 }
 
+/* Asks for the tile after this one; pages are scattered and a key of one head is short, so the hardware cannot guess. */
+static void prefetch_tile(const Attention *a, int64_t slot, int64_t kv_head, int64_t first, int64_t end) {
+    const int32_t *pages = a->page_table + slot * a->table_stride;
+    const int64_t bytes = a->dim * (int64_t)type_size(a->type);
+    for (int64_t j = first; j < min_i64(first + TILE, end); j++) {
+        const int64_t line = pages[j / a->page_tokens] * a->page_tokens + j % a->page_tokens;
+        const int64_t at = (line * a->kv_heads + kv_head) * bytes;
+        for (int64_t b = 0; b < bytes; b += 64) {
+            _mm_prefetch((const char *)a->k_pool + at + b, _MM_HINT_T0);
+            _mm_prefetch((const char *)a->v_pool + at + b, _MM_HINT_T0);
+        }
+    }
+}
+
 static void find_tile(const Attention *a, int64_t slot, int64_t kv_head, int64_t first, int64_t end, Tile *tile, State *state) {
     const int32_t *pages = a->page_table + slot * a->table_stride;
     tile->first = first;
@@ -170,6 +184,7 @@ static void work(const Attention *a, const Block *block, int64_t h0, int64_t h1,
     for (int64_t first = 0; first < end; first += TILE) {
         Tile tile;
         find_tile(a, slot, kv_head, first, end, &tile, state);
+        if (block->count == 1) prefetch_tile(a, slot, kv_head, first + TILE, end);
         for (int t = 0; t < block->count; t++) {
             const int64_t valid = min_i64(tile.count, a->pos[block->first + t] + 1 - first);
             if (valid <= 0) continue;

@@ -28,14 +28,19 @@ static float sum_of_squares(const float *h, int64_t width) {
     return sum_lanes(_mm256_add_ps(_mm256_add_ps(acc[0], acc[1]), _mm256_add_ps(acc[2], acc[3])));
 }
 
-static void norm_row(const float *x, const float *residual, const float *weight, float *y, float *total, int64_t width, float eps) {
-    const float *h = x;
-    if (residual) {
-        for (int64_t i = 0; i < width; i++) total[i] = x[i] + residual[i];
-        h = total;
-    }
-    const float scale = 1.0f / sqrtf(sum_of_squares(h, width) / (float)width + eps);
+/* restrict: nothing overlaps, so the compiler may use whole vectors; it cannot fuse or reorder (see common.h). */
+static void add_row(const float *restrict x, const float *restrict residual, float *restrict total, int64_t width) {
+    for (int64_t i = 0; i < width; i++) total[i] = x[i] + residual[i];
+}
+
+static void scale_row(const float *restrict h, const float *restrict weight, float scale, float *restrict y, int64_t width) {
     for (int64_t i = 0; i < width; i++) y[i] = h[i] * scale * weight[i];
+}
+
+static void norm_row(const float *x, const float *residual, const float *weight, float *y, float *total, int64_t width, float eps) {
+    if (residual) add_row(x, residual, total, width);
+    const float *h = residual ? total : x;
+    scale_row(h, weight, 1.0f / sqrtf(sum_of_squares(h, width) / (float)width + eps), y, width);
 }
 
 /* y [rows, width] = norm(x + residual) * weight and total = x + residual; residual and total NULL: of x itself. */
@@ -47,14 +52,21 @@ EXPORT void deepinfer_rms_norm(const float *x, int64_t x_stride, const float *re
                  width, eps);
 }
 
+/* Masked stores are microcoded on some CPUs (tens of cycles), so only the last, partial vector uses them. */
 static void rotate(const float *x, const float *cos, const float *sin, float *y, int64_t half) {
-    for (int64_t i = 0; i < half; i += 8) {
-        const __m256i lanes = first_lanes(half - i);
-        const __m256 c = _mm256_maskload_ps(cos + i, lanes), s = _mm256_maskload_ps(sin + i, lanes);
-        const __m256 low = _mm256_maskload_ps(x + i, lanes), high = _mm256_maskload_ps(x + half + i, lanes);
-        _mm256_maskstore_ps(y + i, lanes, _mm256_fmsub_ps(low, c, _mm256_mul_ps(high, s)));
-        _mm256_maskstore_ps(y + half + i, lanes, _mm256_fmadd_ps(high, c, _mm256_mul_ps(low, s)));
+    int64_t i = 0;
+    for (; i + 8 <= half; i += 8) {
+        const __m256 c = _mm256_loadu_ps(cos + i), s = _mm256_loadu_ps(sin + i);
+        const __m256 low = _mm256_loadu_ps(x + i), high = _mm256_loadu_ps(x + half + i);
+        _mm256_storeu_ps(y + i, _mm256_fmsub_ps(low, c, _mm256_mul_ps(high, s)));
+        _mm256_storeu_ps(y + half + i, _mm256_fmadd_ps(high, c, _mm256_mul_ps(low, s)));
     }
+    if (i == half) return;
+    const __m256i lanes = first_lanes(half - i);
+    const __m256 c = _mm256_maskload_ps(cos + i, lanes), s = _mm256_maskload_ps(sin + i, lanes);
+    const __m256 low = _mm256_maskload_ps(x + i, lanes), high = _mm256_maskload_ps(x + half + i, lanes);
+    _mm256_maskstore_ps(y + i, lanes, _mm256_fmsub_ps(low, c, _mm256_mul_ps(high, s)));
+    _mm256_maskstore_ps(y + half + i, lanes, _mm256_fmadd_ps(high, c, _mm256_mul_ps(low, s)));
 }
 
 static void rotate_token(const float *x, const float *line, float *y, int64_t heads, int64_t width) {
@@ -72,9 +84,10 @@ EXPORT void deepinfer_rope(const float *q, int64_t q_stride, const float *k, int
     }
 }
 
+/* x / (1 + 2^(-x log2 e)); the power is infinite from 2^126 on, where exp2_ps ends. */
 INLINE __m256 silu(__m256 x) {
-    /* e^-x is held below 2^126: beyond, the quotient has long been 0 */
-    const __m256 e = exp2_ps(_mm256_min_ps(_mm256_set1_ps(126.0f), _mm256_mul_ps(x, _mm256_set1_ps(-1.44269504f))));
+    const __m256 power = _mm256_mul_ps(x, _mm256_set1_ps(-1.44269504f)), top = _mm256_set1_ps(126.0f);
+    const __m256 e = _mm256_blendv_ps(exp2_ps(power), _mm256_set1_ps(INFINITY), _mm256_cmp_ps(power, top, _CMP_GT_OQ));
     return _mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0f), e));
 }
 
@@ -83,11 +96,13 @@ EXPORT void deepinfer_silu_mul(const float *x, int64_t x_stride, float *y, int64
 #pragma omp parallel for num_threads(threads) if (team(8 * rows * width, threads) > 1)
     for (int64_t r = 0; r < rows; r++) {
         const float *gate = x + r * x_stride, *up = gate + width;
-        for (int64_t i = 0; i < width; i += 8) {
-            const __m256i lanes = first_lanes(width - i);
-            const __m256 v = _mm256_mul_ps(silu(_mm256_maskload_ps(gate + i, lanes)), _mm256_maskload_ps(up + i, lanes));
-            _mm256_maskstore_ps(y + r * width + i, lanes, v);
-        }
+        float *out = y + r * width;
+        int64_t i = 0;
+        for (; i + 8 <= width; i += 8) _mm256_storeu_ps(out + i, _mm256_mul_ps(silu(_mm256_loadu_ps(gate + i)), _mm256_loadu_ps(up + i)));
+        if (i == width) continue;
+        const __m256i lanes = first_lanes(width - i);
+        const __m256 v = _mm256_mul_ps(silu(_mm256_maskload_ps(gate + i, lanes)), _mm256_maskload_ps(up + i, lanes));
+        _mm256_maskstore_ps(out + i, lanes, v);
     }
 }
 

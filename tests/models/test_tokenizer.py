@@ -29,7 +29,11 @@ def smollm2(smollm2_gguf) -> FastTokenizer:
 
 
 def differing(ours, theirs, texts):
-    return [(t, ours.encode(t, add_special_tokens=False), theirs.encode(t)) for t in texts if ours.encode(t, add_special_tokens=False) != theirs.encode(t)]
+    return [
+        (t, ours.encode(t, add_special_tokens=False), theirs.encode(t))
+        for t in texts
+        if ours.encode(t, add_special_tokens=False) != theirs.encode(t)
+    ]
 
 
 def test_smollm2_ids_equal_llama_cpp(smollm2, smollm2_gguf):
@@ -58,7 +62,9 @@ def _greedy_merges() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Tokens and merges that cross every boundary a pre-tokenizer may draw."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    trainer = trainers.BpeTrainer(vocab_size=1500, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+    )
     tokenizer.train_from_iterator(mixed_texts(400, seed=4), trainer)
     model = json.loads(tokenizer.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
@@ -131,7 +137,9 @@ def test_sentencepiece_vocabulary_equals_llama_cpp(tmp_path, prefix):
 
 def metaspace_tokenizer() -> FastTokenizer:
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "▁a", "a", "b", "é", "▁▁", "你"]
-    tokenizer = Tokenizer(models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=[("▁", "a")], byte_fallback=True))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=[("▁", "a")], byte_fallback=True)
+    )
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -256,6 +264,8 @@ def test_decoders_without_bytes_are_refused(decoder):
     ],
 )
 def test_gguf_vocabularies_that_are_not_read(tmp_path, fields, message):
-    path = write_tokenizer_gguf(tmp_path / "m.gguf", **{"tokens": ["a", "b"], "kinds": [1, 1], "merges": ("a b",), **fields})
+    path = write_tokenizer_gguf(
+        tmp_path / "m.gguf", **{"tokens": ["a", "b"], "kinds": [1, 1], "merges": ("a b",), **fields}
+    )
     with pytest.raises(CheckpointError, match=message):
         load_gguf_tokenizer(GgufFile(path))

@@ -134,7 +134,7 @@ def _compile(environment: ChatEnvironment, source: str) -> Any:
         raise _as_chat_error(error, "compiling") from error
 
 
-def _run(environment: ChatEnvironment, code: Any, variables: Mapping[str, Any]) -> str:
+def _run(environment: ChatEnvironment, code: Any, variables: dict[str, Any]) -> str:
     template = Template.from_code(environment, code, environment.make_globals(None))
     # Piece by piece, so that the budget ends a flood and not the memory.
     pieces = []

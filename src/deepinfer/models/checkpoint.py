@@ -177,7 +177,8 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
     except Exception as error:
         raise CheckpointError(
-            f"{name!r} is no local path and could not be fetched from the hub: {type(error).__name__}: {str(error)[:300]}. "
+            f"{name!r} is no local path and could not be fetched from the hub: {type(error).__name__}: "
+            f"{str(error)[:300]}. "
             f"Without a network, copy the folder here and pass its path, or run `hf download {name}` where there is one"
         ) from error
 
@@ -187,7 +188,9 @@ def _read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
         return {}
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
-            raise MalformedFile(f"{path} has {path.stat().st_size} bytes (limit {MAX_JSON_BYTES}); it is no configuration")
+            raise MalformedFile(
+                f"{path} has {path.stat().st_size} bytes (limit {MAX_JSON_BYTES}); it is no configuration"
+            )
         found = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}; is it a Hugging Face folder?") from error

@@ -81,7 +81,9 @@ class GgufWeights:
         try:
             return self._tensors[name]
         except KeyError:
-            raise TensorMismatch(f"{self.origin} has no tensor {name!r}; it holds {len(self._tensors)} others") from None
+            raise TensorMismatch(
+                f"{self.origin} has no tensor {name!r}; it holds {len(self._tensors)} others"
+            ) from None
 
 
 def open_gguf(path: str | Path) -> GgufWeights:
@@ -99,8 +101,8 @@ def _hf_name(file: GgufFile, info: TensorInfo) -> str:
         if block == "blk" and layer.isascii() and layer.isdigit() and part in LAYER_NAMES:
             return f"model.layers.{layer}.{LAYER_NAMES[part]}.{suffix}"
     raise CheckpointError(
-        f"{file.path}: tensor {info.name[:80]!r} has no counterpart in a {file.metadata['general.architecture']} model; "
-        "only dense ones are read"
+        f"{file.path}: tensor {info.name[:80]!r} has no counterpart in a dense {architecture(file).model_type} model; "
+        "only such models are read"
     )
 
 
@@ -112,14 +114,18 @@ def _check_type(file: GgufFile, info: TensorInfo) -> None:
             "Quantise the model to one of them"
         )
     if len(info.shape) > 2:
-        raise MalformedFile(f"{file.path}: tensor {info.name!r} has shape {list(info.shape)}; expected a vector or a matrix")
+        raise MalformedFile(
+            f"{file.path}: tensor {info.name!r} has shape {list(info.shape)}; expected a vector or a matrix"
+        )
 
 
 def _halves_from_pairs(path: Path, info: TensorInfo, raw: torch.Tensor, heads: int) -> torch.Tensor:
     """Rows [heads, D/2, 2] -> [heads, 2, D/2]; whole rows move, so packed bytes move with them. One copy."""
     rows = info.shape[0]
     if rows % (2 * heads):
-        raise MalformedFile(f"{path}: {info.name!r} has {rows} rows, which do not divide into {heads} heads of even width")
+        raise MalformedFile(
+            f"{path}: {info.name!r} has {rows} rows, which do not divide into {heads} heads of even width"
+        )
     order = np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(rows)
     return raw.view(rows, -1)[torch.from_numpy(order)]
 
@@ -130,4 +136,3 @@ def _decode(info: TensorInfo, rows: torch.Tensor) -> Weight:
         return rows.view(-1).view(FLOAT_DTYPES[info.type_name]).view(info.shape)
     quantised = QuantTensor.from_blocks(rows, format=QUANT_FORMATS[info.type_name])
     return quantised if len(info.shape) > 1 else quantised.dequantize().view(info.shape)
-

@@ -43,7 +43,7 @@ def architecture(file: GgufFile) -> Architecture:
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise UnknownModelType(
-            f"{file.path}: general.architecture is {str(name)[:80]!r}; GGUF files of {', '.join(ARCHITECTURES)} are read. "
+            f"{file.path}: general.architecture is {str(name)[:80]!r}; files of {', '.join(ARCHITECTURES)} are read. "
             "Load the model from its Hugging Face folder instead"
         )
     return ARCHITECTURES[name]
@@ -108,7 +108,9 @@ class _Keys:
 
     def fail(self, key: str, value: Any, expected: str) -> CheckpointError:
         shown = "missing" if value is None else str(value)[:80]
-        return CheckpointError(f"{self.file.path}: {self.prefix}{key} is {shown}; expected {expected}. Convert it again")
+        return CheckpointError(
+            f"{self.file.path}: {self.prefix}{key} is {shown}; expected {expected}. Convert it again"
+        )
 
     def count(self, key: str, default: int | None = None) -> int:
         value = self.get(key)
@@ -122,7 +124,7 @@ class _Keys:
     def positive(self, key: str, default: float | None = None) -> float:
         value = self.get(key)
         value = default if value is None else value
-        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
             raise self.fail(key, value, "a positive number")
         return float(value)
 
@@ -174,16 +176,22 @@ def _llama3_scaling(keys: _Keys, head_dim: int, theta: float) -> dict[str, Any]:
     stored = keys.file.raw(info).view("<f4").astype(np.float64)
     factor = float(stored.max())
     fields = {"rope_type": "llama3", "factor": factor, **LLAMA3_FIELDS}
-    if not np.isfinite(stored).all() or factor < 1 or not np.allclose(stored, _llama3_factors(head_dim, theta, factor), rtol=1e-3):
+    if (
+        not np.isfinite(stored).all()
+        or factor < 1
+        or not np.allclose(stored, _llama3_factors(head_dim, theta, factor), rtol=1e-3)
+    ):
         raise CheckpointError(
-            f"{keys.file.path}: {ROPE_FACTORS} does not hold Llama 3 scaling with the published fields {LLAMA3_FIELDS}; "
+            f"{keys.file.path}: {ROPE_FACTORS} is not Llama 3 scaling with the published fields {LLAMA3_FIELDS}; "
             "load the model from its Hugging Face folder instead"
         )
     return fields
 
 
 def _llama3_factors(head_dim: int, theta: float, factor: float) -> np.ndarray:
-    turns = LLAMA3_FIELDS["original_max_position_embeddings"] / (2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim))
+    turns = LLAMA3_FIELDS["original_max_position_embeddings"] / (
+        2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
+    )
     low, high = LLAMA3_FIELDS["low_freq_factor"], LLAMA3_FIELDS["high_freq_factor"]
     smooth = np.clip((turns - low) / (high - low), 0, 1)
     return 1 / ((1 - smooth) / factor + smooth)

@@ -175,9 +175,9 @@ class _Cursor:
             return self.boolean(self.scalar("<B"))
         if kind == STRING:
             return self.string()
-        if kind == ARRAY:
-            return self.array(depth)
-        self.fail(f"unknown value type {kind}")
+        if kind != ARRAY:
+            self.fail(f"unknown value type {kind}")
+        return self.array(depth)
 
     def boolean(self, value: int) -> bool:
         if value > 1:
@@ -268,7 +268,9 @@ def _num_bytes(cursor: _Cursor, name: str, dims: list[int], type_id: int) -> int
     if known is None:
         return None
     if dims[0] % known.block_len:
-        cursor.fail(f"tensor {name[:80]!r} has rows of {dims[0]}, no multiple of the {known.block_len} of a {known.name} block")
+        cursor.fail(
+            f"tensor {name[:80]!r} has rows of {dims[0]}, no multiple of the {known.block_len} of a {known.name} block"
+        )
     return math.prod(dims) // known.block_len * known.block_bytes
 
 

@@ -50,9 +50,7 @@ class PreTokenizer:
 
 _GPT2 = PreTokenizer(gpt2=True)
 _DIGITS_GPT2 = PreTokenizer((r"\p{N}",), gpt2=True)
-_LLAMA3 = PreTokenizer(
-    (f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1,3}}|{_REST}",), ignore_merges=True, add_bos=True
-)
+_LLAMA3 = PreTokenizer((f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}{{1,3}}|{_REST}",), ignore_merges=True, add_bos=True)
 _QWEN2 = PreTokenizer((f"{_CONTRACTIONS}|{_WORDS}|\\p{{N}}|{_REST}",), nfc=True)
 _DEEPSEEK_CODER = PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"))
 _DEEPSEEK_V3 = PreTokenizer(
@@ -97,7 +95,8 @@ def load_gguf_tokenizer(file: GgufFile) -> FastTokenizer:
         tokenizer = _sentencepiece(vocabulary)
     else:
         raise CheckpointError(
-            f"{file.path}: tokenizer.ggml.model is {str(model)[:80]!r}; gpt2 and llama are read. Load a tokenizer.json instead"
+            f"{file.path}: tokenizer.ggml.model is {str(model)[:80]!r}; gpt2 and llama are read. "
+            "Load a tokenizer.json instead"
         )
     _add_special(tokenizer, vocabulary)
     return FastTokenizer(
@@ -242,7 +241,11 @@ def _frame(tokenizer: RustTokenizer, vocabulary: _Vocabulary, *, add_bos: bool) 
         return
     before = [] if bos is None else ["B"]
     behind = [] if eos is None else ["E"]
-    ids = [{"id": name, "ids": [i], "tokens": [vocabulary.tokens[i]]} for name, i in (("B", bos), ("E", eos)) if i is not None]
+    ids = [
+        {"id": name, "ids": [i], "tokens": [vocabulary.tokens[i]]}
+        for name, i in (("B", bos), ("E", eos))
+        if i is not None
+    ]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[*before, "$A", *behind], pair=[*before, "$A", "$B", *behind], special_tokens=ids
     )

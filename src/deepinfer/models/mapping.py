@@ -23,7 +23,9 @@ def map_file(path: Path) -> mmap.mmap:
                 raise MalformedFile(f"{path} is empty; the download was probably cut off, fetch it again")
             return _private(file.fileno())
     except OSError as error:
-        raise CheckpointError(f"cannot open {path}: {error.strerror or error}; check the path and its rights") from error
+        raise CheckpointError(
+            f"cannot open {path}: {error.strerror or error}; check the path and its rights"
+        ) from error
 
 
 def _private(fileno: int) -> mmap.mmap:

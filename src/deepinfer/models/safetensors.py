@@ -129,7 +129,9 @@ class ShardedSafetensors:
     def _open(self, file: str) -> SafetensorsFile:
         path = self.path.parent / file
         if not path.is_file():
-            raise CheckpointError(f"{self.path} names the shard {file!r}, which is not there; fetch the checkpoint again")
+            raise CheckpointError(
+                f"{self.path} names the shard {file!r}, which is not there; fetch the checkpoint again"
+            )
         return SafetensorsFile(path)
 
     def _check(self, weight_map: Mapping[str, str]) -> None:
@@ -137,7 +139,7 @@ class ShardedSafetensors:
         absent = [f"{name} (in {file})" for name, file in weight_map.items() if name not in held[file]]
         if absent:
             raise MalformedFile(
-                f"{self.path} names {len(absent)} tensors that its shards do not hold, such as {', '.join(absent[:4])}; "
+                f"{self.path} names {len(absent)} tensors that its shards do not hold: {', '.join(absent[:4])}; "
                 "index and shards belong to different checkpoints"
             )
 
@@ -223,7 +225,7 @@ def _dtype(path: Path, name: str, code: Any) -> torch.dtype:
         _fail(path, f"tensor {name!r} has dtype {str(code)[:80]}; expected a string")
     if code not in DTYPES:
         raise CheckpointError(
-            f"{path}: tensor {name!r} has dtype {code[:40]!r}; this reader knows {', '.join(DTYPES)}. Convert the checkpoint"
+            f"{path}: tensor {name!r} has dtype {code[:40]!r}; known are {', '.join(DTYPES)}. Convert the checkpoint"
         )
     return DTYPES[code]
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
@@ -31,7 +31,16 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace, pass_context, pass_environment
 from jinja2.visitor import NodeTransformer
 
-from .sandbox_sizes import ELEMENT_CHARS, STR_METHODS, TemplateLimit, compare_chars, deep_size, format_chars, method_chars, text_chars
+from .sandbox_sizes import (
+    ELEMENT_CHARS,
+    STR_METHODS,
+    TemplateLimit,
+    compare_chars,
+    deep_size,
+    format_chars,
+    method_chars,
+    text_chars,
+)
 
 __all__ = ["Budget", "ChatEnvironment", "TemplateLimit", "chat_environment"]
 
@@ -125,7 +134,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.budget.spend(_binop_chars(operator, left, right))
         return self.made(super().call_binop(context, operator, left, right))
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         # The odd names are Jinja's: keyword arguments of templates must not collide with them.
         self = __self
         self.budget.spend(self._call_chars(__obj, args, kwargs))
@@ -244,45 +253,46 @@ def _tick(context: Context, value: Any) -> Any:
 class _Rewriter(NodeTransformer):
     """Leads loops, comparisons, `~`, slices and container literals past the budget."""
 
-    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
+    def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
         node.iter = _mark(node.iter, "_loop")
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:  # noqa: N802
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
         self.generic_visit(node)
         return _mark(node.nodes[0], "_concat", node.nodes[1:])
 
-    def visit_List(self, node: nodes.List) -> nodes.Expr:  # noqa: N802
+    def visit_List(self, node: nodes.List) -> nodes.Expr:
         self.generic_visit(node)
         return _mark(node, "_made")
 
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:  # noqa: N802
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:
         self.generic_visit(node)
         return _mark(node, "_made")
 
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:  # noqa: N802
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
         self.generic_visit(node)
         return _mark(node, "_made") if node.ctx == "load" else node
 
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
         self.generic_visit(node)
         return _mark(node, "_made") if isinstance(node.arg, nodes.Slice) else node
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Expr:  # noqa: N802
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Expr:
         self.generic_visit(node)
         node.expr = _mark(node.expr, "_tick")
         for operand in node.ops:
             operand.expr = _mark(operand.expr, "_tick")
         return node
 
-    def visit_Test(self, node: nodes.Test) -> nodes.Expr:  # noqa: N802
+    def visit_Test(self, node: nodes.Test) -> nodes.Expr:
         self.generic_visit(node)
         node.node = _mark(node.node, "_tick")
         return node
 
 
-def _mark(value: nodes.Expr, name: str, args: list[nodes.Expr] | None = None) -> nodes.Filter:
+def _mark(value: nodes.Node, name: str, args: list[nodes.Expr] | None = None) -> nodes.Filter:
+    assert isinstance(value, nodes.Expr)
     return nodes.Filter(value, name, args or [], [], None, None, lineno=value.lineno, environment=value.environment)
 
 
@@ -299,7 +309,7 @@ class _TokenLimit(Extension):
 class _Generation(Extension):
     """`{% generation %}` marks what the model wrote, for training; here it only groups."""
 
-    tags = {"generation"}
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -309,7 +319,7 @@ class _Generation(Extension):
 class _TemplateNamespace(Namespace):
     """Keeps private names out, which attribute access would refuse to read anyway."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805
+    def __init__(*args: Any, **kwargs: Any) -> None:
         values = dict(*args[1:], **kwargs)
         for name in values:
             _check_public(name)

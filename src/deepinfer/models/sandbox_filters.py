@@ -12,10 +12,9 @@ from functools import wraps
 from types import GeneratorType
 from typing import Any
 
-from jinja2.defaults import DEFAULT_FILTERS
-from jinja2.filters import do_join
+from jinja2.filters import FILTERS, do_join
 from jinja2.runtime import Context
-from jinja2.utils import _PassArg, pass_context
+from jinja2.utils import pass_context
 
 from .sandbox import chat_environment
 from .sandbox_sizes import ELEMENT_CHARS, compare_chars, format_chars, json_chars, replace_chars, text_chars, whole
@@ -24,11 +23,12 @@ __all__ = ["chat_filters"]
 
 #: Filters whose outcome is no larger than a few times their input.
 PLAIN = (
-    "abs attr capitalize count d default e escape filesizeformat first float int items last length lower map reject "
-    "rejectattr reverse safe select selectattr title trim truncate upper wordcount"
-).split()
+    *("abs", "attr", "capitalize", "count", "d", "default", "e", "escape", "filesizeformat", "first", "float", "int"),
+    *("items", "last", "length", "lower", "map", "reject", "rejectattr", "reverse", "safe", "select", "selectattr"),
+    *("title", "trim", "truncate", "upper", "wordcount"),
+)
 #: Filters that compare the elements with each other.
-COMPARING = "dictsort groupby max min sort unique".split()
+COMPARING = ("dictsort", "groupby", "max", "min", "sort", "unique")
 
 ESCAPE_GROWTH = 6
 
@@ -47,21 +47,22 @@ def chat_filters() -> dict[str, Callable[..., Any]]:
         "slice": _slice_chars,
         "string": text_chars,
     }
-    filters = {name: _bounded(DEFAULT_FILTERS[name], chars) for name, chars in bounds.items()}
+    filters = {name: _bounded(FILTERS[name], chars) for name, chars in bounds.items()}
     return filters | {"join": _join, "sum": _sum, "tojson": _tojson}
 
 
 def _bounded(function: Callable[..., Any], chars: Callable[..., int]) -> Callable[..., Any]:
-    passes = _PassArg.from_obj(function)
+    # Set by Jinja's `pass_*` decorators.
+    passes = getattr(getattr(function, "jinja_pass_arg", None), "name", "")
 
     @wraps(function)
     def run(context: Context, *args: Any, **kwargs: Any) -> Any:
         environment = chat_environment(context)
         environment.budget.spend(chars(*args, **kwargs))
         first = {
-            _PassArg.context: (context,),
-            _PassArg.eval_context: (context.eval_ctx,),
-            _PassArg.environment: (environment,),
+            "context": (context,),
+            "eval_context": (context.eval_ctx,),
+            "environment": (environment,),
         }.get(passes, ())
         value = function(*first, *args, **kwargs)
         # Chains of generators could grow without anything being made; a list is made at once and paid for.
@@ -98,7 +99,9 @@ def _center_chars(value: Any, width: Any = 80) -> int:
 
 
 def _format_chars(value: Any, *args: Any, **kwargs: Any) -> int:
-    return format_chars(str(value) if isinstance(value, (str, int, float)) else "", (*args, *kwargs.values()), percent=True)
+    return format_chars(
+        str(value) if isinstance(value, (str, int, float)) else "", (*args, *kwargs.values()), percent=True
+    )
 
 
 def _indent_chars(value: Any, width: Any = 4, first: bool = False, blank: bool = False) -> int:

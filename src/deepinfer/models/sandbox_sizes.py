@@ -35,9 +35,12 @@ SHORT_CHARS = 64
 CASE_GROWTH = 3
 
 STR_METHODS = frozenset(
-    "capitalize casefold center count endswith find index isalnum isalpha isascii isdecimal isdigit islower isnumeric "
-    "isspace istitle isupper join ljust lower lstrip partition removeprefix removesuffix replace rfind rindex rjust "
-    "rpartition rsplit rstrip split splitlines startswith strip swapcase title upper zfill".split()
+    {
+        *("capitalize", "casefold", "center", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii"),
+        *("isdecimal", "isdigit", "islower", "isnumeric", "isspace", "istitle", "isupper", "join", "ljust", "lower"),
+        *("lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rjust", "rpartition"),
+        *("rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper", "zfill"),
+    }
 )
 
 _WIDTHS = re.compile(r"%(?:\([^)]*\))?[#0\- +]*(?:\*|\d{4,}|\d*\.(?:\*|\d{4,}))")
@@ -118,7 +121,9 @@ def whole(value: Any, *, limit: int, what: str) -> int:
         TemplateLimit: it is larger or no integer.
     """
     if not isinstance(value, int) or abs(value) > limit:
-        raise TemplateLimit(f"{what} is {str(value)[:20] if isinstance(value, (int, str)) else type(value).__name__}; limit {limit}")
+        raise TemplateLimit(
+            f"{what} is {str(value)[:20] if isinstance(value, (int, str)) else type(value).__name__}; limit {limit}"
+        )
     return value
 
 

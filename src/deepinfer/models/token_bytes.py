@@ -77,8 +77,8 @@ def _with_step(rules: ByteRules, step: Mapping[str, Any], origin: str) -> ByteRu
     if kind == "Strip" and step["content"] == " " and not step["stop"]:
         return attrs.evolve(rules, strip_left=step["start"])
     raise CheckpointError(
-        f"{origin}: the tokenizer decodes with {kind} {dict(step)}; ByteLevel, Metaspace, ByteFallback, Fuse, Replace of a "
-        "string and Strip of leading spaces are known. Register a tokenizer for it"
+        f"{origin}: the tokenizer decodes with {kind} {dict(step)}; ByteLevel, Metaspace, ByteFallback, Fuse, Replace "
+        "of a string and Strip of leading spaces are known. Register a tokenizer for it"
     )
 
 

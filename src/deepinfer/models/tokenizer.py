@@ -143,7 +143,8 @@ def load_tokenizer(
     path = Path(folder) / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(
-            f"{folder} has no tokenizer.json; make one with transformers (AutoTokenizer.from_pretrained(...).save_pretrained)"
+            f"{folder} has no tokenizer.json; make one with transformers: "
+            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
     tokenizer = _read(path)
     names, model, generation = tokenizer_config or {}, config or {}, generation_config or {}

@@ -112,7 +112,9 @@ class Loader:
         tied = tied or {}
         patterns = (*DERIVED_BUFFERS, *allow)
         left = [name for name in self._left if not any(fnmatchcase(name, p) for p in patterns)]
-        differ = [f"{name} differs from {tied[name]}" for name in left if name in tied and not self._same(name, tied[name])]
+        differ = [
+            f"{name} differs from {tied[name]}" for name in left if name in tied and not self._same(name, tied[name])
+        ]
         self._report({"left over": [name for name in left if name not in tied], "not tied": differ})
 
     def _same(self, name: str, other: str) -> bool:

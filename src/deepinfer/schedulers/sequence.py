@@ -52,7 +52,7 @@ def _no_ids() -> Int32:
     return np.zeros(0, np.int32)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, on_setattr=attrs.setters.NO_OP)
 class Sequence:
     """One sample of a request. Made by the caller, owned by the scheduler it is added to.
 

@@ -2,7 +2,8 @@
 
     python benchmarks/sampling.py [--vocab-size 49152] [--repeats 15] [--threads 1]
 
-Prints milliseconds (the best repeat, which a busy machine disturbs least) and the ratio theirs / ours: above 1 this library is faster.
+Prints milliseconds of the best repeat, which a busy machine disturbs least, and the ratio theirs / ours: above 1
+this library is faster.
 """
 
 from __future__ import annotations

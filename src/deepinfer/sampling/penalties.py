@@ -41,8 +41,10 @@ class Penalties:
     rows: torch.Tensor
     #: i64 [n] lines of `history`.
     lines: torch.Tensor
-    #: f32 [3, n, 1] repetition, frequency, presence.
-    strengths: torch.Tensor
+    #: f32 [n, 1] each; None where every row is neutral.
+    repetition: torch.Tensor | None
+    frequency: torch.Tensor | None
+    presence: torch.Tensor | None
     history: TokenCounts
 
     @classmethod
@@ -50,35 +52,53 @@ class Penalties:
         found = [(row, history.row(slot), o.params) for row, slot, o in rows if o.has_penalties]
         if not found:
             return None
-        strengths = np.array(
-            [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for _, _, p in found], np.float32
-        )
         row_of, lines = index([entry[:2] for entry in found], device).unbind(1)
-        return cls(row_of, lines, torch.from_numpy(strengths.T.copy()).to(device)[:, :, None], history)
+        params = [entry[2] for entry in found]
+        return cls(
+            row_of,
+            lines,
+            _strengths([p.repetition_penalty for p in params], 1.0, device),
+            _strengths([p.frequency_penalty for p in params], 0.0, device),
+            _strengths([p.presence_penalty for p in params], 0.0, device),
+            history,
+        )
 
     def __call__(self, work: torch.Tensor, pos: torch.Tensor) -> None:
-        counts, in_prompt = self.history.counts[self.lines], self.history.in_prompt[self.lines]
-        repetition, frequency, presence = self.strengths
         work[self.rows] = penalize(
-            work[self.rows], counts, in_prompt, repetition=repetition, frequency=frequency, presence=presence
+            work[self.rows],
+            self.history.counts[self.lines],
+            None if self.repetition is None else self.history.in_prompt[self.lines],
+            repetition=self.repetition,
+            frequency=self.frequency,
+            presence=self.presence,
         )
 
 
 def penalize(
     logits: torch.Tensor,
     counts: torch.Tensor,
-    in_prompt: torch.Tensor,
+    in_prompt: torch.Tensor | None = None,
     *,
-    repetition: torch.Tensor,
-    frequency: torch.Tensor,
-    presence: torch.Tensor,
+    repetition: torch.Tensor | None = None,
+    frequency: torch.Tensor | None = None,
+    presence: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Penalised copy of logits f32 [n, V].
 
-    counts i32 [n, V] occurrences in the output, in_prompt bool [n, V]; strengths f32 [n, 1]. Neutral strengths
-    (1, 0, 0) return the logits bit for bit.
+    counts i32 [n, V] occurrences in the output, in_prompt bool [n, V]; strengths f32 [n, 1]. A neutral strength
+    (1, 0, 0) gives the same bits as None.
     """
     produced = counts > 0
-    scaled = torch.where(logits < 0, logits * repetition, logits / repetition)
-    logits = torch.where(produced | in_prompt, scaled, logits)
-    return logits - frequency * counts - presence * produced
+    if repetition is not None:
+        seen = produced if in_prompt is None else produced | in_prompt
+        scaled = torch.where(logits < 0, logits * repetition, logits / repetition)
+        logits = torch.where(seen, scaled, logits)
+    if frequency is not None:
+        logits = logits - frequency * counts
+    return logits if presence is None else logits - presence * produced
+
+
+def _strengths(values: list[float], neutral: float, device: torch.device) -> torch.Tensor | None:
+    if all(value == neutral for value in values):
+        return None
+    return torch.as_tensor(np.array(values, np.float32), device=device)[:, None]

@@ -69,7 +69,7 @@ class BatchRows:
     #: i64 [A] rows of the batch.
     active: torch.Tensor
     num_random: int
-    #: Everything masks and penalties do, in order; None-free.
+    #: What forbids tokens, then what shifts logits, in order.
     masks: tuple[Edit, ...]
     shifts: tuple[Edit, ...]
     #: i64 rows of the working logits that the caller's own masks belong to.
@@ -109,16 +109,16 @@ class BatchRows:
         local = {row: place for place, row in enumerate(active)}
         editing: Rows = [(local[row], int(slots[row]), options[row]) for row in active if options[row].edits_logits]
         drawn = [options[row] for row in random]
-        masks = (AllowedTokens.of(editing, device), BadWords.of(editing, recent, device), StopBan.of(editing, device))
-        shifts = (LogitBias.of(editing, device), Penalties.of(editing, counts, device))
         dense = [i for i, o in enumerate(drawn) if not _filters(o, vocab_size)]
         with_min_p = [i for i, o in enumerate(drawn) if o.params.min_p > 0.0]
         reported = [row for row, o in enumerate(options) if o.params.logprobs is not None]
         return cls(
             active=index(active, device),
             num_random=len(random),
-            masks=tuple(edit for edit in masks if edit is not None),
-            shifts=tuple(edit for edit in shifts if edit is not None),
+            masks=_present(
+                AllowedTokens.of(editing, device), BadWords.of(editing, recent, device), StopBan.of(editing, device)
+            ),
+            shifts=_present(LogitBias.of(editing, device), Penalties.of(editing, counts, device)),
             masked=index([] if edited is None else [local[row] for row in edited.tolist()], device),
             temperature=_floats([o.params.temperature for o in drawn], device)[:, None],
             seed=index([o.seed for o in drawn], device),
@@ -133,6 +133,10 @@ class BatchRows:
             reported_rows=index(reported, device),
             num_top=max((options[row].params.logprobs or 0 for row in reported), default=0),
         )
+
+
+def _present(*edits: Edit | None) -> tuple[Edit, ...]:
+    return tuple(edit for edit in edits if edit is not None)
 
 
 def _floats(values: Sequence[float], device: torch.device) -> torch.Tensor:

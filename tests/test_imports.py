@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +16,9 @@ import deepinfer
 ROOT = Path(deepinfer.__file__).parent
 HEAVY = ("torch", "numpy", "triton", "lark", "transformers", "jinja2", "tokenizers", "safetensors", "pluggy", "attrs")
 MODULES = sorted(
-    module.name
-    for module in pkgutil.walk_packages([str(ROOT)], "deepinfer.")
-    if not module.name.endswith("__main__") and ".csrc" not in module.name
+    ".".join(["deepinfer", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
+    for path in ROOT.rglob("*.py")
+    if path.parent != ROOT or not path.stem.startswith("__")
 )
 TOP_LEVEL = [name for name in MODULES if name.count(".") == 1]
 #: Layer 0 and the bookkeeping packages: numpy at most.

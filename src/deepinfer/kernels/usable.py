@@ -9,6 +9,8 @@ from typing import Any
 __all__ = ["eager_accepts", "interpreting", "triton_accepts", "triton_probe"]
 
 MAX_HEAD_DIM = 256
+#: Device nodes without which no driver can be there (NVIDIA, under Windows, AMD): spares the import of torch.
+GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 def eager_accepts(*, device: str = "cpu", invariant: bool = False, **_need: Any) -> str | None:
@@ -29,9 +31,12 @@ def triton_probe() -> str | None:
         return "triton is not installed; pip install deepinfer[nvidia]"
     if interpreting():
         return None
+    no_gpu = "no GPU; set TRITON_INTERPRET=1 to run the kernels on the CPU"
+    if not any(map(os.path.exists, GPU_NODES)):
+        return no_gpu
     import torch
 
-    return None if torch.cuda.is_available() else "no GPU; set TRITON_INTERPRET=1 to run the kernels on the CPU"
+    return None if torch.cuda.is_available() else no_gpu
 
 
 def triton_accepts(

@@ -56,8 +56,8 @@ Packed: TypeAlias = PackedFloat | PackedQuant
 class NativeLinear:
     """`x @ weight.T + bias` in float32. Stateless: packed weights carry everything.
 
-    Float weights keep their type (float32, float16, bfloat16) and are widened on the way, so a 16-bit weight is half the
-    traffic of a decode step. With quantised weights, activations are quantised to 8 bits per row and group of 32.
+    Float weights keep their type (float32, float16, bfloat16) and are widened on the way, so a 16-bit weight is
+    half the traffic of a decode step. With quantised weights, activations are quantised to 8 bits per row and group of 32.
     """
 
     library: ctypes.CDLL

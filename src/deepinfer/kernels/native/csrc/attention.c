@@ -5,6 +5,8 @@
  * 2^(s - max), then acc and sum are rescaled and extended. A query's operations depend on its own keys only, so a token
  * gives the same bits alone, in a chunk or in a prefill. What is shared is memory traffic: a tile of keys and values
  * (16 KiB at D = 64) stays in the first-level cache while the queries of up to 8 tokens and all heads of the group use it.
+ * For each tile scores, weights and values are three loops over the queries: within a loop the queries are independent, so
+ * the latencies of one (maximum, power, chain of sums) hide behind the others.
  *
  * Scores: 8 keys at a time, lanes along D, keys read where they lie in the page: per 8 elements of D that is 9 loads and 8
  * FMA, and one tree of shuffles turns the 8 accumulators into 8 scores. No transposed copy is needed, which would
@@ -24,10 +26,10 @@ typedef struct {
     float scale; /* times log2(e) */
 } Attention;
 
-/* Where a block of tokens lies: one row, tokens first .. first + count. */
+/* A piece of work: tokens first .. first + count of one row by heads h0 .. h1; several tokens only with one kv head. */
 typedef struct {
-    int32_t row, first, count;
-} Block;
+    int32_t row, first, count, h0, h1;
+} Item;
 
 /* One tile of keys and values of a kv head; past `count` the pointers repeat the first key, so that reads are legal. */
 typedef struct {
@@ -38,7 +40,8 @@ typedef struct {
 /* Running softmax of the queries of one work item. */
 typedef struct {
     float acc[MAX_QUERIES * MAX_DIM] __attribute__((aligned(64))); /* [queries][dim] */
-    float max[MAX_QUERIES], sum[MAX_QUERIES];
+    float max[MAX_QUERIES], sum[MAX_QUERIES], shrink[MAX_QUERIES]; /* shrink: of this tile */
+    float weights[MAX_QUERIES][TILE] __attribute__((aligned(64)));  /* scores, then weights of this tile */
     float k_copy[TILE][MAX_DIM], v_copy[TILE][MAX_DIM]; /* used when the pool is 16 bits wide */
 } State;
 
@@ -107,32 +110,39 @@ INLINE __m256 dot_eight(const float *q, const float *const *k, int64_t dim) {
     return sum_each(acc);
 }
 
-/* Weights of the first `valid` keys of the tile, 0 for the others; returns the factor by which older sums shrink. */
-INLINE float tile_weights(const float *q, const Tile *tile, int64_t valid, int64_t dim, float scale, float *max, float *sum, float *weights) {
-    __m256 s[TILE / 8];
-    __m256 top = _mm256_set1_ps(-INFINITY);
-    const int groups = (int)ceil_div(valid, 8);
-    for (int i = 0; i < groups; i++) {
-        const __m256i lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(8 * i));
+/* Scores of the first `valid` keys of the tile, -inf up to the next multiple of 8. */
+INLINE void tile_scores(const float *q, const Tile *tile, int64_t valid, int64_t dim, float scale, float *scores) {
+    for (int i = 0; i < valid; i += 8) {
+        const __m256i lane = _mm256_add_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(i));
         const __m256 inside = _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32((int)valid), lane));
-        const __m256 score = _mm256_mul_ps(dot_eight(q, tile->k + 8 * i, dim), _mm256_set1_ps(scale));
-        s[i] = _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), score, inside);
-        top = _mm256_max_ps(top, s[i]);
+        const __m256 score = _mm256_mul_ps(dot_eight(q, tile->k + i, dim), _mm256_set1_ps(scale));
+        _mm256_store_ps(scores + i, _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), score, inside));
     }
-    const float tile_max = max_lanes(top);
-    float shrink = 1.0f;
-    if (tile_max > *max) {
-        shrink = _mm256_cvtss_f32(exp2_ps(_mm256_set1_ps(*max - tile_max)));
-        *max = tile_max;
-    }
-    __m256 total = _mm256_setzero_ps();
-    for (int i = 0; i < groups; i++) {
-        const __m256 w = exp2_ps(_mm256_sub_ps(s[i], _mm256_set1_ps(*max)));
-        _mm256_store_ps(weights + 8 * i, w);
+}
+
+static void scores_64(const float *q, const Tile *tile, int64_t valid, float scale, float *scores) {
+    tile_scores(q, tile, valid, 64, scale, scores);
+}
+
+static void scores_any(const float *q, const Tile *tile, int64_t valid, int64_t dim, float scale, float *scores) {
+    tile_scores(q, tile, valid, dim, scale, scores);
+}
+
+/* Scores become weights under the new maximum; `shrink` is the factor for what was summed under the old one. */
+static void tile_weights(State *state, int query, int64_t valid) {
+    float *scores = state->weights[query];
+    __m256 top = _mm256_set1_ps(-INFINITY), total = _mm256_setzero_ps();
+    for (int i = 0; i < valid; i += 8) top = _mm256_max_ps(top, _mm256_load_ps(scores + i));
+    const float old = state->max[query], tile_max = max_lanes(top), max = tile_max > old ? tile_max : old;
+    const __m256 shrink = exp2_ps(_mm256_set1_ps(old - max));
+    state->shrink[query] = max > old ? _mm256_cvtss_f32(shrink) : 1.0f;
+    state->max[query] = max;
+    for (int i = 0; i < valid; i += 8) {
+        const __m256 w = exp2_ps(_mm256_sub_ps(_mm256_load_ps(scores + i), _mm256_set1_ps(max)));
+        _mm256_store_ps(scores + i, w);
         total = _mm256_add_ps(total, w);
     }
-    *sum = *sum * shrink + sum_lanes(total);
-    return shrink;
+    state->sum[query] = state->sum[query] * state->shrink[query] + sum_lanes(total);
 }
 
 /* acc[0 .. 8 n) = acc * shrink + sum over keys of weight * value, keys ascending. */
@@ -150,20 +160,12 @@ INLINE void add_values(float *acc, const float *const *v, int64_t offset, const 
     for (int i = 0; i < n; i++) _mm256_storeu_ps(acc + 8 * i, a[i]);
 }
 
-INLINE void query_by_tile(const float *q, const Tile *tile, int64_t valid, int64_t dim, float scale, State *state, int query) {
-    float weights[TILE] __attribute__((aligned(32)));
-    const float shrink = tile_weights(q, tile, valid, dim, scale, &state->max[query], &state->sum[query], weights);
+static void tile_values(const Tile *tile, int64_t valid, int64_t dim, State *state, int query) {
+    float *acc = state->acc + query * dim;
+    const float *weights = state->weights[query], shrink = state->shrink[query];
     int64_t d = 0;
-    for (; d + 64 <= dim; d += 64) add_values(state->acc + query * dim + d, tile->v, d, weights, valid, shrink, 8);
-    for (; d < dim; d += 8) add_values(state->acc + query * dim + d, tile->v, d, weights, valid, shrink, 1);
-}
-
-static __attribute__((noinline)) void query_64(const float *q, const Tile *tile, int64_t valid, float scale, State *state, int query) {
-    query_by_tile(q, tile, valid, 64, scale, state, query);
-}
-
-static __attribute__((noinline)) void query_any(const float *q, const Tile *tile, int64_t valid, int64_t dim, float scale, State *state, int query) {
-    query_by_tile(q, tile, valid, dim, scale, state, query);
+    for (; d + 64 <= dim; d += 64) add_values(acc + d, tile->v, d, weights, valid, shrink, 8);
+    for (; d < dim; d += 8) add_values(acc + d, tile->v, d, weights, valid, shrink, 1);
 }
 
 static void finish(const Attention *a, const State *state, int query, int64_t token, int64_t head) {
@@ -172,52 +174,66 @@ static void finish(const Attention *a, const State *state, int query, int64_t to
     for (int64_t d = 0; d < a->dim; d += 8) _mm256_storeu_ps(out + d, _mm256_mul_ps(_mm256_loadu_ps(state->acc + query * a->dim + d), inverse));
 }
 
-/* One work item: the tokens of a block by heads h0 .. h1 of one kv head. */
-static void work(const Attention *a, const Block *block, int64_t h0, int64_t h1, State *state) {
-    const int64_t kv_head = h0 / (a->heads / a->kv_heads), num_heads = h1 - h0;
-    const int64_t slot = a->slot_ids[block->row], end = a->pos[block->first + block->count - 1] + 1;
-    memset(state->acc, 0, block->count * num_heads * a->dim * sizeof(float));
-    for (int i = 0; i < block->count * num_heads; i++) {
+/* One tile of one kv head by the item's heads h0 .. h1 that read it. */
+static void tile_by_queries(const Attention *a, const Item *item, int64_t h0, int64_t h1, const Tile *tile, State *state) {
+    const int64_t stride = item->h1 - item->h0;
+    int64_t valid[MAX_TOKENS] = {0};
+    int first_token = 0;
+    for (int t = 0; t < item->count; t++) valid[t] = min_i64(tile->count, a->pos[item->first + t] + 1 - tile->first);
+    while (valid[first_token] <= 0) first_token++;
+    for (int t = first_token; t < item->count; t++)
+        for (int64_t h = h0; h < h1; h++) {
+            const float *q = a->q + (item->first + t) * a->q_stride + h * a->dim;
+            float *scores = state->weights[t * stride + h - item->h0];
+            if (a->dim == 64)
+                scores_64(q, tile, valid[t], a->scale, scores);
+            else
+                scores_any(q, tile, valid[t], a->dim, a->scale, scores);
+        }
+    for (int t = first_token; t < item->count; t++)
+        for (int64_t h = h0; h < h1; h++) tile_weights(state, (int)(t * stride + h - item->h0), valid[t]);
+    for (int t = first_token; t < item->count; t++)
+        for (int64_t h = h0; h < h1; h++) tile_values(tile, valid[t], a->dim, state, (int)(t * stride + h - item->h0));
+}
+
+static void work(const Attention *a, const Item *item, State *state) {
+    const int64_t group = a->heads / a->kv_heads, num_heads = item->h1 - item->h0;
+    const int64_t slot = a->slot_ids[item->row], end = a->pos[item->first + item->count - 1] + 1;
+    memset(state->acc, 0, item->count * num_heads * a->dim * sizeof(float));
+    for (int i = 0; i < item->count * num_heads; i++) {
         state->max[i] = -INFINITY;
         state->sum[i] = 0.0f;
     }
-    for (int64_t first = 0; first < end; first += TILE) {
-        Tile tile;
-        find_tile(a, slot, kv_head, first, end, &tile, state);
-        if (block->count == 1) prefetch_tile(a, slot, kv_head, first + TILE, end);
-        for (int t = 0; t < block->count; t++) {
-            const int64_t valid = min_i64(tile.count, a->pos[block->first + t] + 1 - first);
-            if (valid <= 0) continue;
-            for (int64_t h = h0; h < h1; h++) {
-                const float *q = a->q + (block->first + t) * a->q_stride + h * a->dim;
-                const int query = (int)(t * num_heads + h - h0);
-                if (a->dim == 64)
-                    query_64(q, &tile, valid, a->scale, state, query);
-                else
-                    query_any(q, &tile, valid, a->dim, a->scale, state, query);
-            }
+    for (int64_t first = 0; first < end; first += TILE)
+        for (int64_t h = item->h0; h < item->h1;) {
+            const int64_t kv_head = h / group, last = min_i64((kv_head + 1) * group, item->h1);
+            Tile tile;
+            find_tile(a, slot, kv_head, first, end, &tile, state);
+            if (item->count == 1) prefetch_tile(a, slot, kv_head, first + TILE, end);
+            tile_by_queries(a, item, h, last, &tile, state);
+            h = last;
         }
-    }
-    for (int t = 0; t < block->count; t++)
-        for (int64_t h = h0; h < h1; h++) finish(a, state, (int)(t * num_heads + h - h0), block->first + t, h);
+    for (int t = 0; t < item->count; t++)
+        for (int64_t h = item->h0; h < item->h1; h++)
+            finish(a, state, (int)(t * num_heads + h - item->h0), item->first + t, h);
 }
 
-/* Units (block, head) first .. last, cut into items that stay within one block and one kv head. */
-static void work_range(const Attention *a, const Block *blocks, int64_t first, int64_t last, int64_t max_heads, State *state) {
-    const int64_t group = a->heads / a->kv_heads;
-    while (first < last) {
-        const int64_t head = first % a->heads, in_group = group - head % group;
-        const int64_t count = min_i64(min_i64(in_group, max_heads), last - first);
-        work(a, blocks + first / a->heads, head, head + count, state);
-        first += count;
-    }
-}
-
-static int64_t cut_blocks(const int32_t *cu_q, int64_t rows, int64_t block_tokens, Block *blocks) {
+/* Cuts the rows into items and returns how many; items NULL only counts. Single tokens take as many heads as fit, so
+ * that the heads of a key, neighbours in memory, are read together; several tokens take the heads of one kv head. With few
+ * tokens the heads are dealt out among the threads. */
+static int64_t cut(const Attention *a, const int32_t *cu_q, int64_t rows, int threads, Item *items) {
+    const int64_t group = a->heads / a->kv_heads, fair = ceil_div(cu_q[rows] * a->heads, threads);
+    const int64_t block_tokens = min_i64(MAX_TOKENS, MAX_QUERIES / min_i64(group, MAX_HEADS));
     int64_t count = 0;
     for (int64_t r = 0; r < rows; r++)
-        for (int64_t t = cu_q[r]; t < cu_q[r + 1]; t += block_tokens, count++)
-            if (blocks) blocks[count] = (Block){(int32_t)r, (int32_t)t, (int32_t)min_i64(block_tokens, cu_q[r + 1] - t)};
+        for (int64_t t = cu_q[r]; t < cu_q[r + 1]; t += block_tokens) {
+            const int64_t tokens = min_i64(block_tokens, cu_q[r + 1] - t);
+            const int64_t most = min_i64(fair, tokens == 1 ? MAX_QUERIES : min_i64(group, MAX_HEADS));
+            for (int64_t h0 = 0, h1; h0 < a->heads; h0 = h1, count++) {
+                h1 = min_i64(h0 + most, tokens == 1 ? a->heads : (h0 / group + 1) * group);
+                if (items) items[count] = (Item){(int32_t)r, (int32_t)t, (int32_t)tokens, (int32_t)h0, (int32_t)h1};
+            }
+        }
     return count;
 }
 
@@ -229,30 +245,21 @@ EXPORT int deepinfer_attention(const float *q, int64_t q_stride, const void *k_p
                                int64_t rows, int64_t heads, int64_t kv_heads, int64_t dim, int64_t page_tokens, float scale, int threads) {
     const Attention a = {q, k_pool, v_pool, page_table, slot_ids, pos, out, q_stride, table_stride, heads, kv_heads, dim, page_tokens, type,
                          scale * 1.44269504f};
-    const int64_t max_heads = min_i64(heads / kv_heads, MAX_HEADS), block_tokens = min_i64(MAX_TOKENS, MAX_QUERIES / max_heads);
-    const int64_t num_blocks = cut_blocks(cu_q, rows, block_tokens, NULL), units = num_blocks * heads;
+    const int64_t count = cut(&a, cu_q, rows, threads, NULL);
     if (cu_q[rows] < tokens) memset(out + cu_q[rows] * heads * dim, 0, (tokens - cu_q[rows]) * heads * dim * sizeof(float));
-    if (!num_blocks) return 0;
-    Block *blocks = malloc(num_blocks * sizeof(Block));
+    if (!count) return 0;
+    Item *items = malloc(count * sizeof(Item));
     State *states = aligned_scratch(threads * sizeof(State));
-    if (!blocks || !states) {
-        free(blocks);
+    if (!items || !states) {
+        free(items);
         free(states);
         return -1;
     }
-    cut_blocks(cu_q, rows, block_tokens, blocks);
-    /* Few items: an equal share of heads for each thread; many: one item at a time, the longest (the last tokens) first. */
-    const int64_t items = num_blocks * kv_heads, chunks = items < 4 * threads ? threads : items;
+    cut(&a, cu_q, rows, threads, items);
+    /* Backwards: later tokens of a prefill see more keys, and the longest work should not come last. */
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-    for (int64_t c = 0; c < chunks; c++) {
-        int thread = 0;
-#ifdef _OPENMP
-        thread = omp_get_thread_num();
-#endif
-        const int64_t i = chunks - 1 - c;
-        work_range(&a, blocks, units * i / chunks, units * (i + 1) / chunks, max_heads, states + thread);
-    }
-    free(blocks);
+    for (int64_t i = 0; i < count; i++) work(&a, items + count - 1 - i, states + omp_get_thread_num());
+    free(items);
     free(states);
     return 0;
 }

@@ -154,14 +154,31 @@ def test_nan_ends_its_own_sequence(world, lag, num_drafts):
         assert sequence.num_preemptions == 0
 
 
-def test_keys_of_a_failed_request_are_not_offered_to_others(world):
-    w = world(fault=at_length(90, 9, RowStatus.NAN), budget=64)
-    w.submit([90, *range(11)], max_tokens=3)
-    w.run()
-    again = w.submit([90, *range(11)], max_tokens=3)
+def test_siblings_of_a_sample_that_fails_in_its_prompt_go_on(world):
+    def fault(admission, k_len):
+        return RowStatus.NAN if admission.sample_index == 0 else RowStatus.OK
+
+    w = world(fault=fault, budget=4)
+    first, *rest = w.submit(range(10), max_tokens=4, n=3)
     w.run()
     w.check_idle()
-    assert again.num_cached_tokens == 0
+    assert isinstance(first.error, NumericalError)
+    for sequence in rest:
+        w.check_undisturbed(sequence)
+
+
+@pytest.mark.parametrize("fails_at, offered", [(9, 0), (20, 12)])
+def test_keys_a_failed_request_computed_are_not_offered_to_others(world, fails_at, offered):
+    """Neither those of the prompt that failed nor those of outputs before a failure."""
+    w = world(fault=at_length(90, fails_at, RowStatus.NAN), page_tokens=4)
+    bad = w.submit([90, *range(12)], max_tokens=20)
+    w.run()
+    assert isinstance(bad.error, NumericalError)
+    again = w.submit([*bad.prompt_ids, *w.toy(bad, 20)], max_tokens=2)
+    w.step()
+    assert again.num_cached_tokens == offered
+    w.run()
+    w.check_idle()
 
 
 @pytest.mark.parametrize("lag", [0, 1])

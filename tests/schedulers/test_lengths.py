@@ -188,6 +188,18 @@ def test_rows_whose_allowance_is_in_flight_are_not_planned_again(world):
     assert w.scheduler.counters.dropped_rows == 0
 
 
+def test_no_row_drafts_more_than_its_sequence_may_still_give(world):
+    w = world(num_drafts=3)
+    sequence = w.submit([1, 2, 3], max_tokens=17)
+    left = []
+    while not w.loop.idle:
+        before = sequence.max_tokens - sequence.num_outputs
+        w.step()
+        left.append((before, int(w.plans[-1].q_max[0])))
+    assert all(planned == min(4, before) for before, planned in left[1:])
+    assert {planned for _, planned in left[1:]} > {4}
+
+
 def test_the_context_ends_a_sequence(world):
     w = world(max_len=20)
     sequence = w.submit(range(15), max_tokens=100)

@@ -292,8 +292,8 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
-    def detokenizer(self) -> TextStream:
-        """A fresh incremental decoder for one sequence."""
+    def detokenizer(self, *, prefix_ids: Sequence[int] = ()) -> TextStream:
+        """A fresh incremental decoder for what follows `prefix_ids` (the end of a prompt)."""
         ...
 
 

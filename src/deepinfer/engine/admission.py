@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import ContextLengthExceeded, InvalidRequest, UnsupportedOption
 from ..protocols import Tokenizer
-from ..sampling import check_params
+from ..sampling import check_params, tokenize_bad_words
 from ..schedulers import Sequence as ScheduledSequence
 from ..types import Request, SamplingParams
 
@@ -55,24 +55,20 @@ def check_request(request: Request, limits: Limits) -> None:
 
 
 def with_token_words(params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
-    """`params` with every bad word as token ids: as it stands, and as it follows a space.
+    """`params` with every bad word as token ids.
 
     Raises:
         UnsupportedOption: texts are asked about, but the composition has no tokenizer.
     """
-    texts = [word for word in params.bad_words if isinstance(word, str)]
-    if (texts or params.stop) and tokenizer is None:
-        asked = "bad_words" if texts else "stop"
-        raise UnsupportedOption(f"{asked} holds text, but the engine has no tokenizer; compose with one or use ids")
-    if not texts or tokenizer is None:
+    has_texts = any(isinstance(word, str) for word in params.bad_words)
+    if tokenizer is None:
+        if has_texts or params.stop:
+            asked = "bad_words" if has_texts else "stop"
+            raise UnsupportedOption(f"{asked} holds text, but the engine has no tokenizer; compose with one or use ids")
         return params
-    words: dict[tuple[int, ...], None] = {}
-    for word in params.bad_words:
-        forms = (word, " " + word.lstrip()) if isinstance(word, str) else (word,)
-        for form in forms:
-            ids = tokenizer.encode(form, add_special_tokens=False) if isinstance(form, str) else form
-            words[tuple(ids)] = None
-    return attrs.evolve(params, bad_words=tuple(words))
+    if not has_texts:
+        return params
+    return tokenize_bad_words(params, lambda text: tokenizer.encode(text, add_special_tokens=False))
 
 
 def request_seed(entropy: int, index: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 
 from ..errors import DeepInferError
 from ..protocols import TextStream
@@ -19,12 +18,12 @@ class CompletionBuilder:
     per token.
     """
 
-    def __init__(self, index: int, params: SamplingParams, text_stream: Callable[[], TextStream] | None) -> None:
+    def __init__(self, index: int, params: SamplingParams, text_stream: TextStream | None) -> None:
         self.index = index
         self._token_ids: list[int] = []
         self._text = ""
         self._num_read = 0
-        self._stream = text_stream() if text_stream is not None else None
+        self._stream = text_stream
         self._stops = StopMatcher(params.stop) if params.stop else None
         self._hidden = frozenset(params.stop_token_ids)
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []

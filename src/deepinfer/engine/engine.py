@@ -62,7 +62,6 @@ class Engine:
         self.composition = composition
         self.loop = StepLoop(scheduler, executor, lag=lag, clock=clock)
         self._metrics = EngineMetrics(model_name)
-        self._text_stream = None if tokenizer is None else tokenizer.detokenizer
         self._observers = tuple(observers)
         self._clock = clock
         self._entropy = secrets.randbits(128) if seed is None else seed
@@ -114,7 +113,7 @@ class Engine:
         sequences = make_sequences(resolved, self.limits, seed=seed, arrival_s=now)
         for sequence in sequences:
             self.scheduler.add(sequence)
-        tracker = RequestTracker(resolved, sequences, text_stream=self._text_stream, arrival_s=now, streamed=stream)
+        tracker = RequestTracker(resolved, sequences, tokenizer=self.tokenizer, arrival_s=now, streamed=stream)
         self._num_added += 1
         self._live[request.request_id] = tracker
         self._tracker_of.update({sequence: (tracker, i) for i, sequence in enumerate(sequences)})

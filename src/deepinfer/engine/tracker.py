@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ..plan import PromptScores, TopLogprobs
-from ..protocols import TextStream
+from ..protocols import TextStream, Tokenizer
 from ..schedulers import Sequence as ScheduledSequence
 from ..types import FinishReason, Request, RequestOutput, TokenLogprob
 from .completion import CompletionBuilder
@@ -29,13 +29,14 @@ class RequestTracker:
         request: Request,
         sequences: Sequence[ScheduledSequence],
         *,
-        text_stream: Callable[[], TextStream] | None,
+        tokenizer: Tokenizer | None,
         arrival_s: float,
         streamed: bool,
     ) -> None:
         self.request = request
         self.sequences = tuple(sequences)
-        self.builders = tuple(CompletionBuilder(i, request.params, text_stream) for i in range(len(sequences)))
+        streams = [_text_stream(tokenizer, request) for _ in sequences]
+        self.builders = tuple(CompletionBuilder(i, request.params, stream) for i, stream in enumerate(streams))
         self.streamed = streamed
         self.arrival_s = arrival_s
         self.admitted_s: float | None = None
@@ -80,3 +81,8 @@ class RequestTracker:
             prompt_logprobs=tuple(v for _, v in sorted(self._prompt_logprobs.items())) if scored else None,
             num_cached_tokens=self.num_cached_tokens,
         )
+
+
+def _text_stream(tokenizer: Tokenizer | None, request: Request) -> TextStream | None:
+    # a character is at most four byte tokens, and a special token or two may stand behind it
+    return None if tokenizer is None else tokenizer.detokenizer(prefix_ids=request.prompt_ids[-8:])

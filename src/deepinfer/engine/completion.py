@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from ..errors import DeepInferError
 from ..protocols import TextStream
 from ..types import Completion, FinishReason, SamplingParams, TokenLogprob

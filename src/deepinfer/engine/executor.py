@@ -199,7 +199,8 @@ def _chunk_positions(start: np.ndarray, q_len: np.ndarray) -> np.ndarray:
 
 
 def _logit_rows(plan: Plan, cu_q: np.ndarray) -> np.ndarray:
-    """Token numbers that become logits: the last of every emitting row, then all of every scored row."""
+    """[N] i64 token numbers that become logits: the last of every emitting row, then all of every scored row."""
+    offsets = cu_q.tolist()
     last = cu_q[plan.emits + 1].astype(np.int64) - 1
-    scored = [np.arange(cu_q[r], cu_q[r + 1], dtype=np.int64) for r in plan.scored]
-    return np.concatenate([last, *scored])
+    scored = [np.arange(offsets[r], offsets[r + 1]) for r in plan.scored.tolist()]
+    return np.concatenate([last, *scored]) if scored else last

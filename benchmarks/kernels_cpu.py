@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -50,20 +51,19 @@ def linear_lines(seconds: float) -> list[dict]:
     linear, lines = native.make_linear(device="cpu", dtype="float32"), []
     for name, num_out, num_in, times, model_format in LINEARS:
         weight = torch.randn(num_out, num_in) / num_in**0.5
-        packed = {f: linear.pack(quantize(weight, format=f)) for f in FORMATS if f in (model_format, "q8_0", "int8")}
+        formats = [f for f in FORMATS if f in (model_format, "q8_0", "int8")]
+        packed = {f: linear.pack(quantize(weight, format=f)) for f in formats}
         packed |= {"float32": linear.pack(weight), "bfloat16": linear.pack(weight.bfloat16())}
         eight_bit = pack_int8(weight) if int8_available() else None
-        for rows in ROWS:
-            if name == "head" and rows == 512:
-                continue
+        for rows in ROWS[:3] if name == "head" else ROWS:
             x = torch.randn(rows, num_in)
-            plain = best_s(lambda: F.linear(x, weight), seconds)
-            theirs = best_s(lambda: int8_linear(x, eight_bit), seconds) if eight_bit else plain
+            plain = best_s(partial(F.linear, x, weight), seconds)
+            theirs = best_s(partial(int8_linear, x, eight_bit), seconds) if eight_bit else plain
             for what, weights in packed.items():
-                ours = best_s(lambda: linear(x, weights), seconds)
+                ours = best_s(partial(linear, x, weights), seconds)
                 peer = theirs if what in ("q8_0", "int8") else plain
                 rate = 2e-9 * rows * num_out * num_in / ours
-                lines.append(line(f"linear {name} {what}", rows, ours, peer, rate) | {"times": times, "format": what})
+                lines.append(line(f"linear {name} {what}", rows, ours, peer, rate) | {"times": times})
     return lines
 
 
@@ -90,12 +90,11 @@ def attention_lines(seconds: float) -> list[dict]:
         table, rows = paged_rows(num_rows, num_new, length)
         pools = torch.randn(2, int(table.max()) + 1, PAGE_TOKENS, KV_HEADS, WIDTH)
         q = torch.randn(num_rows * num_new, HEADS, WIDTH)
-        ours = best_s(lambda: attention(q, pools[0], pools[1], table, rows, scale=0.125), seconds)
-        shape = torch.randn(num_rows, HEADS, num_new, WIDTH)
+        ours = best_s(partial(attention, q, pools[0], pools[1], table, rows, scale=0.125), seconds)
+        queries = torch.randn(num_rows, HEADS, num_new, WIDTH)
         keys, values = torch.randn(2, num_rows, KV_HEADS, length, WIDTH)
-        peer = best_s(
-            lambda: F.scaled_dot_product_attention(shape, keys, values, is_causal=num_new > 1, enable_gqa=True), seconds
-        )
+        causal = {"is_causal": num_new > 1, "enable_gqa": True}
+        peer = best_s(partial(F.scaled_dot_product_attention, queries, keys, values, **causal), seconds)
         pairs = num_rows * sum(range(length - num_new + 1, length + 1))
         rate = 4e-9 * WIDTH * HEADS * pairs / ours
         lines.append(

@@ -46,7 +46,7 @@ class QuantTensor:
     """
 
     format: str
-    shape: tuple[int, int] = attrs.field(converter=tuple)
+    shape: tuple[int, int]
     planes: Mapping[str, torch.Tensor] = attrs.field(converter=_planes, repr=False)
 
     def __attrs_post_init__(self) -> None:

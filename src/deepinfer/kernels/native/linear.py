@@ -57,7 +57,7 @@ class NativeLinear:
     """`x @ weight.T + bias` in float32. Stateless: packed weights carry everything.
 
     Float weights keep their type (float32, float16, bfloat16) and are widened on the way, so a 16-bit weight is
-    half the traffic of a decode step. With quantised weights, activations are quantised to 8 bits per row and group of 32.
+    half the traffic of a decode step. With quantised weights, activations become 8 bits per row and group of 32.
     """
 
     library: ctypes.CDLL
@@ -77,7 +77,7 @@ class NativeLinear:
             x = x.contiguous()
         num_out = packed.num_out
         out = x.new_empty((rows, num_out))
-        if type(packed) is PackedQuant:
+        if isinstance(packed, PackedQuant):
             failed = self.library.deepinfer_linear_quant(
                 x.data_ptr(), x.stride(0), packed.quants_ptr, packed.scales_ptr, packed.format_code, packed.bias_ptr,
                 out.data_ptr(), rows, num_out, width, self.num_threads(),

@@ -166,7 +166,7 @@ def make_sample(*, device: str, dtype: str, invariant: bool = False) -> SampleOp
         purpose: int,
         token_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """logits f32 [N, K], greedy bool [N], token_ids i64 [N, K] or None -> ids i64 [N]; noise of kernels/noise.py."""
+        """logits f32 [N, K], greedy bool [N], token_ids i64 [N, K] or None -> ids i64 [N]."""
         logits, keys = _lines(logits), [x.contiguous() for x in (greedy, seed, sample_index.int(), pos.int())]
         names = None if token_ids is None else token_ids.contiguous()
         ids = logits.new_empty(logits.shape[0], dtype=torch.int64)

@@ -40,6 +40,9 @@ INLINE void share(int64_t count, int t, int n, int64_t *first, int64_t *last) {
     *last = count * (t + 1) / n;
 }
 
+/* Products below which a linear layer runs on one thread: waking a second one costs a few us, which is what it would save. */
+#define SERIAL_PRODUCTS 600000
+
 /* 64-byte aligned memory, so that a vector never straddles a cache line; NULL when there is none. */
 INLINE void *aligned_scratch(size_t bytes) { return aligned_alloc(64, (bytes + 63) & ~(size_t)63); }
 

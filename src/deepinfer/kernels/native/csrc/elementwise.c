@@ -1,10 +1,10 @@
 /* Norm, rotary positions, gated activation and cache writes: one pass over each row, memory bound.
  *
- * Rows are split among threads only when there is enough work to pay for waking them (about 5 us).
+ * Rows are split among threads only when there is enough work to pay for waking them (a few us).
  */
 #include "common.h"
 
-enum { PARALLEL_ELEMENTS = 32768 };
+enum { PARALLEL_ELEMENTS = 8192 };
 
 INLINE int team(int64_t elements, int threads) { return elements >= PARALLEL_ELEMENTS ? threads : 1; }
 
@@ -93,7 +93,7 @@ INLINE __m256 silu(__m256 x) {
 
 /* y [rows, width] = silu(x[:, :width]) * x[:, width:], x [rows, 2 width] with row stride x_stride. */
 EXPORT void deepinfer_silu_mul(const float *x, int64_t x_stride, float *y, int64_t rows, int64_t width, int threads) {
-#pragma omp parallel for num_threads(threads) if (team(8 * rows * width, threads) > 1)
+#pragma omp parallel for num_threads(threads) if (team(4 * rows * width, threads) > 1)
     for (int64_t r = 0; r < rows; r++) {
         const float *gate = x + r * x_stride, *up = gate + width;
         float *out = y + r * width;
@@ -128,7 +128,7 @@ EXPORT void deepinfer_cache_write(const float *k, int64_t k_stride, const float 
                                   const int32_t *page_table, int64_t table_stride, const int32_t *slot_ids, const int32_t *row_of,
                                   const int32_t *pos, int64_t tokens, int64_t page_tokens, int64_t width, int threads) {
     const int64_t line_bytes = width * type_size(type);
-#pragma omp parallel for num_threads(threads) if (team(tokens * width, threads) > 1)
+#pragma omp parallel for num_threads(threads) if (team(4 * tokens * width, threads) > 1)
     for (int64_t t = 0; t < tokens; t++) {
         const int64_t page = page_table[slot_ids[row_of[t]] * table_stride + pos[t] / page_tokens];
         const int64_t at = (page * page_tokens + pos[t] % page_tokens) * line_bytes;

@@ -156,6 +156,7 @@ EXPORT void deepinfer_linear_float(const float *x, int64_t x_stride, const void 
                                    int64_t rows, int64_t n, int64_t k, int threads) {
     const Linear l = {x, w, bias, y, rows, n, k, x_stride, type};
     const int64_t panels = ceil_div(n, PANEL);
+    if (rows * n * k < SERIAL_PRODUCTS) threads = 1;
     int across = threads; /* threads over outputs; the rest goes over rows */
     while (across > 1 && (threads % across || panels < 2 * across)) across--;
     const int down = threads / across;

@@ -214,6 +214,7 @@ EXPORT int deepinfer_linear_quant(const float *x, int64_t x_stride, const uint8_
     float *xs = (float *)(xq + tiles * TILE * k);
     const Quantised l = {xq, xs, quants, scales, bias, y, rows, n, groups};
     const int serial = rows * k <= SERIAL_ELEMENTS;
+    if (rows * n * k < SERIAL_PRODUCTS) threads = 1;
     int across = threads; /* threads over outputs; the rest goes over rows */
     while (across > 1 && (threads % across || blocks < 2 * across)) across--;
     const int down = threads / across;

@@ -169,3 +169,25 @@ def test_priorities_decide_admission_and_preemption(world):
     assert high.num_preemptions == 0
     assert sum(s.num_preemptions for s in low) > 0
     assert w.finished[0] is high
+
+
+def test_a_policy_is_asked_once_and_told_once_whatever_happens_later(world):
+    asked, told = [], []
+
+    class Spy(Fcfs):
+        def key(self, entry):
+            asked.append(entry)
+            return super().key(entry)
+
+        def admitted(self, entry):
+            told.append(entry)
+
+    w = world(policy=Spy(), num_pages=14, page_tokens=4, max_len=50)
+    for start in range(4):
+        w.submit(range(start, start + 9), max_tokens=25)
+    cancelled = w.submit([1], max_tokens=1)
+    w.scheduler.cancel(cancelled.request.request_id)
+    w.run()
+    w.check_idle()
+    assert w.scheduler.num_preemptions > 0
+    assert asked == w.sequences and told == w.sequences[:4]

@@ -65,13 +65,20 @@ def _policies() -> Iterator[Record]:
 
 
 def _readers() -> Iterator[Record]:
-    yield Record("weights", "safetensors", "deepinfer.models:open_safetensors")
-    yield Record("weights", "gguf", "deepinfer.models:open_gguf")
+    for name, make, refuse in (
+        ("safetensors", "open_folder", "not_a_folder"),
+        ("gguf", "open_gguf_file", "not_gguf"),
+        ("hub", "open_hub", "not_a_hub_id"),
+    ):
+        accepts = f"deepinfer.models.formats:{refuse}"
+        yield Record("checkpoint", name, f"deepinfer.models.checkpoint:{make}", accepts=accepts)
     for model_type in ("llama", "mistral", "qwen2"):
         yield Record("model", model_type, "deepinfer.models.llama:build")
-    yield Record("tokenizer", "hf", "deepinfer.models:hf_tokenizer")
-    yield Record("tokenizer", "gguf", "deepinfer.models:gguf_tokenizer")
-    yield Record("chat_format", "jinja", "deepinfer.models:jinja_chat_format")
+    for name in ("hf", "gguf"):
+        accepts = f"deepinfer.models.formats:tokenizer_is_{name}"
+        yield Record("tokenizer", name, f"deepinfer.models:{name}_tokenizer", accepts=accepts)
+    accepts = "deepinfer.models.formats:jinja_accepts"
+    yield Record("chat_format", "jinja", "deepinfer.models:jinja_chat_format", accepts=accepts)
 
 
 def _accelerators() -> Iterator[Record]:

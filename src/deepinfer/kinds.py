@@ -52,14 +52,7 @@ _ROWS = (
     _op("op.attention", "Causal attention over paged keys and values.", protocols.AttentionOp),
     _op("op.sample", "Argmax of logits and seeded Gumbel noise.", protocols.SampleOp),
     Kind("scheduler.policy", "Order in which waiting requests are admitted.", protocols.Policy, ()),
-    Kind(
-        "weights",
-        "Reads the tensors of a checkpoint by their Hugging Face names.",
-        None,
-        ("path",),
-        ("path",),
-        by_content=True,
-    ),
+    Kind("checkpoint", "Opens a path as a checkpoint.", None, ("path", "progress"), ("path",), by_content=True),
     Kind(
         "model",
         "Builds a model from a checkpoint; its name is the `model_type` of the configuration.",
@@ -67,8 +60,17 @@ _ROWS = (
         ("config", "loader", "bind", "options"),
         by_content=True,
     ),
-    Kind("tokenizer", "Text to token ids and back.", protocols.Tokenizer, ("checkpoint",), by_content=True),
-    Kind("chat_format", "Messages to a prompt.", protocols.ChatFormat, ("checkpoint",), by_content=True),
+    Kind(
+        "tokenizer",
+        "Text to token ids and back.",
+        protocols.Tokenizer,
+        ("checkpoint",),
+        ("checkpoint",),
+        by_content=True,
+    ),
+    Kind(
+        "chat_format", "Messages to a prompt.", protocols.ChatFormat, ("checkpoint",), ("checkpoint",), by_content=True
+    ),
     Kind("accelerator", "A device type that models are loaded on.", protocols.Accelerator, ()),
 )
 

@@ -12,7 +12,7 @@ from ..cache import PagedBook
 from ..errors import ConfigError
 from ..layers.kv import KVPool
 from ..models import Checkpoint, LoadOptions, find_demo_model, load_model, open_checkpoint
-from ..protocols import LogitsTransform, Model, Observer
+from ..protocols import ChatFormat, LogitsTransform, Model, Observer
 from ..registry import Registry, default_registry
 from ..sampling import Sampler
 from ..schedulers import Scheduler
@@ -41,9 +41,8 @@ def compose(
     """
     registry = default_registry() if registry is None else registry
     accelerator: Accelerator = registry.resolve("accelerator", name=composition.accelerator)
-    checkpoint = open_checkpoint(
-        find_demo_model() if composition.model == "smollm2" else composition.model, progress=progress
-    )
+    path = find_demo_model() if composition.model == "smollm2" else composition.model
+    checkpoint = open_checkpoint(path, progress=progress, registry=registry)
     model = load_model(checkpoint, _options(composition, accelerator), registry=registry, progress=progress)
     max_len = min(composition.max_len or model.context_len, model.context_len)
     num_pages = _num_pages(composition, model, max_len)
@@ -66,30 +65,24 @@ def compose(
     executor = ModelExecutor(
         model, kv, sampler, max_rows=composition.max_rows, max_len=max_len, eos_ids=checkpoint.eos_ids
     )
-    return _engine(composition, checkpoint, scheduler, executor, max_len, observers)
-
-
-def _engine(
-    composition: Composition,
-    checkpoint: Checkpoint,
-    scheduler: Scheduler,
-    executor: ModelExecutor,
-    max_len: int,
-    observers: Iterable[Observer],
-) -> Engine:
-    tokenizer = checkpoint.tokenizer()
     return Engine(
         scheduler,
         executor,
-        limits=Limits(executor.model.vocab_size, max_len, tuple(checkpoint.eos_ids)),
-        tokenizer=tokenizer,
-        chat_format=checkpoint.chat_format(),
+        limits=Limits(model.vocab_size, max_len, checkpoint.eos_ids),
+        tokenizer=registry.resolve("tokenizer", checkpoint=checkpoint),
+        chat_format=_chat_format(checkpoint, registry),
         lag=composition.lag,
         seed=composition.seed,
         observers=observers,
         model_name=composition.model,
         composition=composition,
     )
+
+
+def _chat_format(checkpoint: Checkpoint, registry: Registry) -> ChatFormat | None:
+    """None for a base model, which brings no template."""
+    record = registry.explain("chat_format", {"checkpoint": checkpoint}).picked
+    return None if record is None else registry.create(record, checkpoint=checkpoint)
 
 
 def _options(composition: Composition, accelerator: Accelerator) -> LoadOptions:

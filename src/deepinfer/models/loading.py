@@ -34,7 +34,7 @@ def load_model(
     options = LoadOptions() if options is None else options
     registry = default_registry() if registry is None else registry
     if not isinstance(checkpoint, Checkpoint):
-        checkpoint = open_checkpoint(checkpoint)
+        checkpoint = open_checkpoint(checkpoint, registry=registry)
     model_type = checkpoint.config.get("model_type")
     bind = functools.partial(
         bind_ops,
@@ -48,6 +48,8 @@ def load_model(
     )
     loader = Loader(checkpoint.weights, progress=progress)
     try:
+        if not isinstance(model_type, str):
+            raise UnknownPart("config.json names no model_type")
         record = registry.select("model", name=model_type)
     except UnknownPart:
         known = ", ".join(sorted({r.name for r in registry.records("model")}))

@@ -48,15 +48,18 @@ def make_rms_norm(*, device: str, dtype: str, invariant: bool = False) -> RmsNor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x, residual [T, M], weight [M] -> (normed [T, M], x + residual [T, M], or x itself)."""
         lines, (rows, width) = _lines(x), x.shape
-        out, weight_ptr = torch.empty_like(lines), _lines(weight).data_ptr()
-        stride, threads = lines.stride(0), num_threads()
+        out, scale = torch.empty_like(lines), _lines(weight)
+        stride = lines.stride(0)
         if residual is None:
-            call(lines.data_ptr(), stride, None, 0, weight_ptr, out.data_ptr(), None, rows, width, eps, threads)
+            call(
+                lines.data_ptr(), stride, None, 0, scale.data_ptr(), out.data_ptr(), None, rows, width, eps,
+                num_threads(),
+            )  # fmt: skip
             return out, x
         total, rest = torch.empty_like(out), _lines(residual)
         call(
-            lines.data_ptr(), stride, rest.data_ptr(), rest.stride(0), weight_ptr, out.data_ptr(), total.data_ptr(),
-            rows, width, eps, threads,
+            lines.data_ptr(), stride, rest.data_ptr(), rest.stride(0), scale.data_ptr(), out.data_ptr(),
+            total.data_ptr(), rows, width, eps, num_threads(),
         )  # fmt: skip
         return out, total
 

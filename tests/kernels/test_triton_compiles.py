@@ -30,8 +30,8 @@ def build(fn, capability, types=(), options=None, aligned=(), **constants):
     signature |= {n: "constexpr" for n in constants}
     wide = [i for i, n in enumerate(fn.arg_names) if n.endswith("_ptr") or n in aligned]
     attrs = {(i,): [["tt.divisibility", 16]] for i in wide}
-    source = ASTSource(fn=fn, signature=signature, constexprs={(fn.arg_names.index(n),): v for n, v in constants.items()},
-                       attrs=attrs)
+    values = {(fn.arg_names.index(n),): v for n, v in constants.items()}
+    source = ASTSource(fn=fn, signature=signature, constexprs=values, attrs=attrs)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options or {})
     return {"wgmma": "wgmma" in made.asm["ptx"], "shared": made.metadata.shared}
 
@@ -49,18 +49,18 @@ def every(capability):
                                      BLOCK_N=64, PARTIAL=False, IN_ORDER=True, **tile)
     yield "invariant decode", build(attend, capability, pages, dict(num_warps=4, num_stages=2), strides, BLOCK_M=64,
                                     BLOCK_N=64, PARTIAL=True, IN_ORDER=False, **tile)
-    for name in ("FEW", "SOME", "MANY"):
-        t = getattr(linear, name)
-        yield f"linear {name}", build(linear._linear, capability, {}, dict(num_warps=t.num_warps, num_stages=t.num_stages),
-                                      strides, num_in=4096, HAS_BIAS=False, EVEN_K=True, BLOCK_M=t.block_m,
-                                      BLOCK_N=t.block_n, BLOCK_K=t.block_k, PANEL=8)
-    yield "merge in order", build(splits._in_order, capability, WIDTH=128, BLOCK_D=128)
-    yield "merge", build(splits._at_once, capability, WIDTH=128, BLOCK_D=128, BLOCK_S=64, SPLITS=16)
+    for t in linear.TILES:
+        name = f"linear {t.block_m} x {t.block_n}"
+        yield name, build(linear._linear, capability, {}, dict(num_warps=t.num_warps, num_stages=t.num_stages), strides,
+                          num_in=4096, HAS_BIAS=False, EVEN_K=True, BLOCK_M=t.block_m, BLOCK_N=t.block_n,
+                          BLOCK_K=t.block_k)
+    yield "merge", build(splits._merge, capability, WIDTH=128, BLOCK_D=128)
     for ids in (False, True):
         yield f"scan {ids}", build(sampling._scan, capability, {"column_ptr": "*i32"}, dict(enable_fp_fusion=False),
                                    HAS_IDS=ids, PURPOSE=0, GROUPS=512)
         yield f"choose {ids}", build(sampling._choose, capability, {"out_ptr": "*i64"}, HAS_IDS=ids, BLOCK=64)
-    yield "noise", build(sampling._noise, capability, {"out_ptr": "*fp32"}, dict(enable_fp_fusion=False), PURPOSE=3, GROUPS=512)
+    yield "noise", build(sampling._noise, capability, {"out_ptr": "*fp32"}, dict(enable_fp_fusion=False), PURPOSE=3,
+                         GROUPS=512)
     yield "norm", build(norm._rms_norm, capability, HAS_RESIDUAL=True, BLOCK=4096)
     yield "rope", build(rotary._rope, capability, {"table_ptr": "*fp32"}, HALF=64, BLOCK=64, HEADS=16)
     yield "silu_mul", build(activation._silu_mul, capability, BLOCK=1024)
@@ -81,7 +81,7 @@ def compiled(capability: int) -> dict[str, dict]:
 
 def test_hopper():
     kernels = compiled(90)
-    for name in ("prefill", "invariant prefill", "invariant decode", "linear FEW", "linear SOME", "linear MANY"):
+    for name in ("prefill", "invariant prefill", "invariant decode", "linear 128 x 256", "linear 64 x 32"):
         assert kernels[name]["wgmma"], f"{name} misses Hopper's matrix unit"
     assert max(kernel["shared"] for kernel in kernels.values()) <= 227 * 1024
 

@@ -8,12 +8,15 @@ from typing import Any
 import torch
 
 from ..kernels import reference
+from ..kernels.quant import quantize
 from .compare import TOLERANCES, row_error, same_bits, unchanged, widened
 from .invariance import assert_batch_invariant, row_batches
 from .report import CaseResult
 
 __all__ = ["check_linear", "check_rms_norm", "check_rope", "check_silu_mul"]
 
+#: An op may compute with quantised weights in 8 bits (1.7 % on Gaussian data, more on a single short row).
+QUANTISED_TOLERANCE = 0.06
 #: Rows of the batches that the other batches are compared with.
 MANY = 150
 COUNTS = (0, 1, 2, 3, 17)
@@ -131,6 +134,7 @@ def check_linear(op: Any, *, device: str, dtype: torch.dtype, invariant: bool, q
                         out = op(x, packed)
                     exact = widened(x) @ widened(weight).T + (0 if extra is None else widened(extra))
                     cases.append(CaseResult(what, row_error(out, exact, what=what, tolerance=TOLERANCES[dtype])))
+    cases += [_quantised_linear(op, name, device, dtype) for name in ("q4_1", "q8_0", "int8")]
     if invariant:
         for num_out, num_in in ((48, 32), (130, 100), (96, 576)):
             packed = op.pack(_draw(num_out, num_in, device, dtype, seed=16))
@@ -138,6 +142,16 @@ def check_linear(op: Any, *, device: str, dtype: torch.dtype, invariant: bool, q
             _rows_invariant(lambda x, p=packed: op(x, p), rows, f"linear [{num_out}, {num_in}]")
         cases.append(CaseResult("linear invariance", 0.0))
     return cases
+
+
+def _quantised_linear(op: Any, name: str, device: str, dtype: torch.dtype) -> CaseResult:
+    what = f"linear with {name} weight"
+    weight = quantize(_draw(40, 96, "cpu", torch.float32, seed=18), format=name)
+    bias, x = _draw(1, 40, device, dtype, seed=19)[0], _draw(7, 96, device, dtype, seed=20)
+    exact = widened(x) @ widened(weight.dequantize()).T + widened(bias)
+    with unchanged((x, bias, *weight.planes.values()), what=what):
+        out = op(x, op.pack(weight, bias))
+    return CaseResult(what, row_error(out, exact, what=what, tolerance=QUANTISED_TOLERANCE))
 
 
 def _rows_invariant(compute: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, what: str) -> None:

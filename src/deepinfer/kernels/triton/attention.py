@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .splits import add_split, merge_splits, merge_splits_in_order
+from .splits import add_split, merge_splits
 
 if TYPE_CHECKING:
     from ...layers.batch import RowSet
@@ -48,15 +48,11 @@ def _load_tile(
     """Keys or values `start` ... `start + BLOCK_N` of one head [BLOCK_N, BLOCK_D], zeros from `end` on."""
     n = start + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
-    if PAGE >= BLOCK_N:
-        page = tl.load(line_ptr + start // PAGE).to(tl.int64)
-        place = pool_ptr + page * stride_page + ((n % PAGE) * stride_line)[:, None] + d[None, :]
+    if MASKED:
+        pages = tl.load(line_ptr + n // PAGE, mask=n < end, other=0).to(tl.int64)
     else:
-        if MASKED:
-            pages = tl.load(line_ptr + n // PAGE, mask=n < end, other=0).to(tl.int64)
-        else:
-            pages = tl.load(line_ptr + n // PAGE).to(tl.int64)
-        place = pool_ptr + (pages * stride_page + (n % PAGE) * stride_line)[:, None] + d[None, :]
+        pages = tl.load(line_ptr + n // PAGE).to(tl.int64)
+    place = pool_ptr + (pages * stride_page + (n % PAGE) * stride_line)[:, None] + d[None, :]
     if MASKED:
         tile = tl.load(place, mask=(n < end)[:, None] & (d < WIDTH)[None, :], other=0.0)
     elif BLOCK_D == WIDTH:
@@ -254,6 +250,7 @@ class PagedAttention:
         self._invariant = invariant
         on_gpu = torch.device(device).type == "cuda"
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 2
+        self._hopper = on_gpu and torch.cuda.get_device_capability(device) == (9, 0)
 
     def __call__(
         self,
@@ -272,7 +269,7 @@ class PagedAttention:
             return out
         inputs = (q, k_pool, v_pool, page_table, rows)
         num_rows, group = rows.slot_ids.shape[0], q.shape[1] // k_pool.shape[2]
-        few = self._shape(q, long=False)
+        few = self._few(q, rows.num_decode * k_pool.shape[2])
         # Rows so short that one block holds each are split like decode rows, else they would leave most SMs idle.
         split_rows = num_rows if rows.max_q * group <= few.block_m else rows.num_decode
         if split_rows:
@@ -280,8 +277,8 @@ class PagedAttention:
             split_keys = self._split_keys(rows.max_k, split_rows * k_pool.shape[2], few.block_n)
             self._launch(out, inputs, few, scale, span=(0, split_rows), max_q=max_q, split_keys=split_keys, two=True)
         if split_rows < num_rows:
-            span, shape = (split_rows, num_rows), self._shape(q, long=True)
-            self._launch(out, inputs, shape, scale, span=span, max_q=rows.max_q, split_keys=self.SPLIT_KEYS, two=False)
+            span, many = (split_rows, num_rows), self._many(q, k_pool.shape[1])
+            self._launch(out, inputs, many, scale, span=span, max_q=rows.max_q, split_keys=self.SPLIT_KEYS, two=False)
         return out
 
     def _launch(
@@ -316,25 +313,38 @@ class PagedAttention:
             **options,
         )  # fmt: skip
         if partial:
-            merge = merge_splits_in_order if self._invariant else merge_splits
-            merge(part, stat, out, rows.pos, num_tokens=num_tokens, num_splits=num_splits, split_keys=split_keys)
+            merge_splits(part, stat, out, rows.pos, num_tokens=num_tokens, num_splits=num_splits, split_keys=split_keys)
 
     def _split_keys(self, max_k: int, num_programs: int, block_n: int) -> int:
         if self._invariant:
             return self.SPLIT_KEYS
-        # Four programs a multiprocessor hide each other's latency; under 128 keys a split costs more than it gives.
-        wanted = max(1, 4 * self._num_sms // num_programs)
+        # Two programs a multiprocessor keep its loads in flight; under 128 keys a split costs more than it gives.
+        wanted = max(1, 2 * self._num_sms // num_programs)
         return max(128, triton.cdiv(triton.cdiv(max_k, wanted), block_n) * block_n)
 
-    def _shape(self, q: torch.Tensor, *, long: bool) -> TileShape:
-        """Depends on the head width and the mode only, never on the batch; `long` rows may take other tiles
-        where rows need not be invariant."""
+    def _few(self, q: torch.Tensor, num_programs: int) -> TileShape:
+        """Tiles for decode rows."""
+        wide = q.shape[2] > 128
+        if q.dtype == torch.float32:
+            return TileShape(16 if wide else 32, 32, 4, 1)
+        if not self._invariant:
+            return TileShape(16, 64, 4, 3 if wide else 5)
+        if self._hopper and not wide and num_programs >= self._num_sms:
+            # One warp holds whole rows of a tile, as a warp of the wider shape does: the same sums in the same order
+            # (`tests/kernels/test_triton.py` compares them), with a quarter of the work.
+            return TileShape(16, 64, 1, 3)
+        return self._many(q, 1)
+
+    def _many(self, q: torch.Tensor, page_tokens: int) -> TileShape:
+        """Tiles for prompts; in invariant mode a function of head width and dtype alone."""
         wide = q.shape[2] > 128
         if q.dtype == torch.float32:
             return TileShape(16 if wide else 32, 32, 4, 1)
         if self._invariant:
-            # 64 pairs is one step of Hopper's matrix unit; both phases must use the same instruction.
+            # 64 pairs is one step of Hopper's matrix unit.
             return TileShape(64, 64, 8 if wide else 4, 2)
-        if long:
-            return TileShape(64 if wide else 128, 64, 8, 2 if wide else 3)
-        return TileShape(16, 64, 4, 2 if wide else 3)
+        if wide:
+            return TileShape(64, 64, 8, 2)
+        # Four warps just hold two 64-row steps in registers (386 against 314 TFLOP/s on an H200); with a whole tile
+        # in one page the compiler spills (250).
+        return TileShape(128, 64, 4, 3) if page_tokens < 64 else TileShape(128, 64, 8, 3)

@@ -11,10 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["add_split", "merge_splits", "merge_splits_in_order"]
-
-#: Splits that the unordered merge takes at once.
-SPLITS = 16
+__all__ = ["add_split", "merge_splits"]
 
 
 @triton.jit
@@ -36,7 +33,7 @@ def add_split(
 
 
 @triton.jit
-def _in_order(
+def _merge(
     part_ptr: tl.tensor,
     stat_ptr: tl.tensor,
     out_ptr: tl.tensor,
@@ -63,41 +60,7 @@ def _in_order(
     tl.store(out_ptr + place * WIDTH + d, out, mask=d < WIDTH)
 
 
-@triton.jit
-def _at_once(
-    part_ptr: tl.tensor,
-    stat_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    pos_ptr: tl.tensor,
-    num_splits: tl.tensor,
-    split_keys: tl.tensor,
-    WIDTH: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    SPLITS: tl.constexpr,
-) -> None:
-    token = tl.program_id(0).to(tl.int64)
-    place = token * tl.num_programs(1) + tl.program_id(1)
-    d = tl.arange(0, BLOCK_D)
-    seen = tl.load(pos_ptr + token) // split_keys + 1
-    every = tl.arange(0, BLOCK_S)
-    level = tl.max(tl.load(stat_ptr + (place * num_splits + every) * 2, mask=every < seen, other=float("-inf")), axis=0)
-    total = tl.zeros((SPLITS,), tl.float32)
-    mixed = tl.zeros((BLOCK_D,), tl.float32)
-    for first in range(0, seen, SPLITS):
-        split = first + tl.arange(0, SPLITS)
-        slot, inside = place * num_splits + split, split < seen
-        gain = tl.exp2(tl.load(stat_ptr + slot * 2, mask=inside, other=float("-inf")) - level)
-        total += gain * tl.load(stat_ptr + slot * 2 + 1, mask=inside, other=0.0)
-        part = tl.load(
-            part_ptr + slot[:, None] * WIDTH + d[None, :], mask=inside[:, None] & (d < WIDTH)[None, :], other=0.0
-        )
-        mixed += tl.sum(part * gain[:, None], axis=0)
-    out = (mixed / tl.sum(total, axis=0)).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + place * WIDTH + d, out, mask=d < WIDTH)
-
-
-def merge_splits_in_order(
+def merge_splits(
     part: torch.Tensor,
     stat: torch.Tensor,
     out: torch.Tensor,
@@ -110,24 +73,6 @@ def merge_splits_in_order(
     """part f32 [T, H, splits, D], stat f32 [T, H, splits, 2] into out [T, H, D], split after split."""
     width = out.shape[2]
     block = triton.next_power_of_2(width)
-    _in_order[(num_tokens, out.shape[1])](
+    _merge[(num_tokens, out.shape[1])](
         part, stat, out, pos, num_splits, split_keys, WIDTH=width, BLOCK_D=block, num_warps=1
     )
-
-
-def merge_splits(
-    part: torch.Tensor,
-    stat: torch.Tensor,
-    out: torch.Tensor,
-    pos: torch.Tensor,
-    *,
-    num_tokens: int,
-    num_splits: int,
-    split_keys: int,
-) -> None:
-    """The same in whatever order is fastest."""
-    width = out.shape[2]
-    _at_once[(num_tokens, out.shape[1])](
-        part, stat, out, pos, num_splits, split_keys, WIDTH=width, BLOCK_D=triton.next_power_of_2(width),
-        BLOCK_S=triton.next_power_of_2(num_splits), SPLITS=SPLITS, num_warps=4,
-    )  # fmt: skip

@@ -159,6 +159,30 @@ def test_strided_rows_and_empty_batches(linear, what: str) -> None:
     assert linear(wide[:0, :64], packed).shape == (0, 40)
 
 
+@pytest.mark.parametrize("what", ["float32", *FORMATS])
+def test_nan_fills_its_row_and_no_other(linear, what: str) -> None:
+    """A row that went wrong must stay recognisable: 8-bit integers could hide it."""
+    weight, x = normal(40, 96), normal(9, 96)
+    packed = linear.pack(quantize(weight, format=what) if what in FORMATS else weight)
+    clean = linear(x, packed)
+    for column in (0, 9, 17, 31, 95):
+        bad = x.clone()
+        bad[4, column] = torch.nan
+        out = linear(bad, packed)
+        assert out[4].isnan().all()
+        out[4] = clean[4]
+        assert same_bits(out, clean)
+        bad[4, column] = torch.inf
+        assert not linear(bad, packed)[4].isfinite().any()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_tiny_activations_give_tiny_results(linear, format: str) -> None:
+    packed = linear.pack(quantize(normal(40, 96), format=format))
+    for size in (1e-30, 1e-36, 1e-39, 1e-44):
+        assert linear(normal(3, 96) * size, packed).abs().max() <= 300 * size + 1e-33
+
+
 def test_packing_keeps_nothing_and_refuses_the_wrong(linear) -> None:
     weight = normal(16, 32)
     packed, x = linear.pack(weight), normal(2, 32)

@@ -35,7 +35,8 @@ typedef struct {
     int64_t rows, n, groups;
 } Quantised;
 
-/* One row into int8 groups, 8 groups apart: s = amax / 127, q = round_to_even(x * (127 / amax)); also s * sum(q). */
+/* One row into int8 groups, 8 groups apart: s = amax / 127, q = round_to_even(x * (127 / amax)); also s * sum(q).
+ * Integers cannot hold NaN, so s carries it. Groups below 1e-35, whose inverse would overflow, count as 0. */
 static void quantise_row(const float *x, int64_t k, int8_t *q, float *s) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
     for (int64_t g = 0; g < k / GROUP; g++) {
@@ -44,8 +45,9 @@ static void quantise_row(const float *x, int64_t k, int8_t *q, float *s) {
         for (int i = 0; i < 4; i++) v[i] = _mm256_loadu_ps(x + g * GROUP + 8 * i);
         __m256 top = _mm256_andnot_ps(sign, v[0]);
         for (int i = 1; i < 4; i++) top = _mm256_max_ps(top, _mm256_andnot_ps(sign, v[i]));
-        const float amax = max_lanes(top);
-        const __m256 inverse = _mm256_set1_ps(amax > 0.0f ? 127.0f / amax : 0.0f);
+        const __m256 nan = _mm256_or_ps(_mm256_cmp_ps(v[0], v[1], _CMP_UNORD_Q), _mm256_cmp_ps(v[2], v[3], _CMP_UNORD_Q));
+        const float amax = _mm256_movemask_ps(nan) ? NAN : max_lanes(top);
+        const __m256 inverse = _mm256_set1_ps(amax > 1e-35f ? 127.0f / amax : 0.0f);
         for (int i = 0; i < 4; i++) n[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
         const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(n[0], n[1]), _mm256_add_epi32(n[2], n[3]));
         const __m256i halves = _mm256_packs_epi16(_mm256_packs_epi32(n[0], n[1]), _mm256_packs_epi32(n[2], n[3]));

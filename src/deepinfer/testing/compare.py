@@ -45,7 +45,7 @@ def same_bits(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Equal shape, dtype and bytes; NaN equals NaN."""
     if x.shape != y.shape or x.dtype != y.dtype:
         return False
-    return torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8)) if x.numel() else True
+    return torch.equal(x.flatten().contiguous().view(torch.uint8), y.flatten().contiguous().view(torch.uint8))
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def check_cache_write(
             fused = torch.cat((batch.k, batch.v, batch.k), dim=1)
             k, v = fused[:, :num_kv_heads], fused[:, num_kv_heads : 2 * num_kv_heads]
             pools = [torch.full_like(pool, torch.nan) for pool in (batch.k_pool, batch.v_pool)]
-            expected = [pool.cpu() for pool in pools]
+            expected = [pool.cpu().clone() for pool in pools]
             cpu = batch.to("cpu", dtype)
             with unchanged((fused, batch.page_table), what=what):
                 op(k, v, *pools, batch.page_table, batch.rows)

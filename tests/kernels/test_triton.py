@@ -15,48 +15,15 @@ from deepinfer.testing import check_op
 pytest.importorskip("triton", reason="triton is not installed")
 
 OPS = ("rms_norm", "rope", "silu_mul", "linear", "cache_write", "attention", "sample")
-GOLDEN = Path(__file__).parents[1] / "sampling" / "golden_noise.json"
+SCRIPT = Path(__file__).with_name("interpret_ops.py")
 gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-# The interpreter is chosen by an environment variable, read when kernels are defined: hence another process.
-INTERPRET = r"""
-import json, sys, torch
-torch.set_num_threads(1)
-from deepinfer.kernels import noise, triton
-from deepinfer.kernels.triton import sampling
-from deepinfer.kernels.triton.attention import PagedAttention
-from deepinfer.testing import check_op
-from deepinfer.testing.paged_ops import check_attention
-
-found = {}
-for dtype in sys.argv[1].split(","):
-    for op in sys.argv[2].split(","):
-        try:
-            make, quick = getattr(triton, "make_" + op), sys.argv[3] == "1"
-            found[f"{op} {dtype}"] = str(check_op(op, make, dtype=dtype, quick=quick))
-        except AssertionError as error:
-            found[f"{op} {dtype}"] = f"FAILED {error}"
-try:
-    # Fixed splits and their ordered merge; bits are only comparable on a GPU.
-    made = check_attention(PagedAttention(device="cpu", invariant=True), device="cpu", dtype=torch.float32,
-                           invariant=False, quick=True)
-    found["attention invariant"] = f"{len(made)} cases"
-except AssertionError as error:
-    found["attention invariant"] = f"FAILED {error}"
-seed, pos = torch.tensor([1, -7, 2**61 + 9]), torch.tensor([5, 0, 10**6])
-index = torch.tensor([0, 3, 1], dtype=torch.int32)
-mine = sampling.noise_row(seed, index, pos.int(), vocab_size=3001, purpose=2)
-theirs = noise.gumbel_row(seed, index, pos, vocab_size=3001, purpose=2)
-found["noise"] = "equal" if torch.equal(mine, theirs) else "FAILED: other bits than kernels.noise"
-print(json.dumps(found))
-"""
-
 
 def interpreted(dtypes: str, ops: str, *, quick: bool) -> dict[str, str]:
-    command = [sys.executable, "-c", INTERPRET, dtypes, ops, str(int(quick))]
+    command = [sys.executable, str(SCRIPT), dtypes, ops, str(int(quick))]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -72,9 +72,7 @@ def check_op(
     return OpReport(kind, name, device, dtype, invariant, tuple(cases))
 
 
-def _make(
-    kind: str, implementation: Any, keywords: dict[str, Any], registry: Registry | None
-) -> tuple[str, Callable[..., Any]]:
+def _make(kind: str, implementation: Any, keywords: dict[str, Any], registry: Registry | None) -> tuple[str, Any]:
     if isinstance(implementation, str):
         registry = default_registry() if registry is None else registry
         return implementation, registry.resolve(kind, name=implementation, **keywords)

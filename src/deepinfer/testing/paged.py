@@ -36,9 +36,9 @@ class PagedBatch:
     def to(self, device: str, dtype: torch.dtype) -> PagedBatch:
         """The same batch on another device, its values in another dtype."""
         values = {name: getattr(self, name).to(device, dtype) for name in ("q", "k", "v", "k_pool", "v_pool")}
-        tensors = {a.name: getattr(self.rows, a.name) for a in attrs.fields(RowSet)}
-        moved = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in tensors.items()}
-        return PagedBatch(**values, page_table=self.page_table.to(device), rows=RowSet(**moved))
+        names = ("slot_ids", "cu_q", "pos", "row_of", "k_len")
+        rows = attrs.evolve(self.rows, **{name: getattr(self.rows, name).to(device) for name in names})
+        return PagedBatch(**values, page_table=self.page_table.to(device), rows=rows)
 
 
 def make_paged_batch(
@@ -82,9 +82,9 @@ def make_paged_batch(
             pos = torch.arange(sequence.k_len)
             pool[table[slot, pos // page_tokens].long(), pos % page_tokens] = x
         new.append(tuple(x[sequence.k_len - sequence.num_new :] for x in (q, k, v)))
-    joined = [torch.cat(parts) for parts in zip(*new, strict=True)]
+    q, k, v = (torch.cat(parts) for parts in zip(*new, strict=True))
     rows = _rows(sequences, slots, num_decode=num_decode, slack=slack)
-    return PagedBatch(*joined, pools[0], pools[1], table, rows)
+    return PagedBatch(q=q, k=k, v=v, k_pool=pools[0], v_pool=pools[1], page_table=table, rows=rows)
 
 
 def _values(

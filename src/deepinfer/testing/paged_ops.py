@@ -62,8 +62,8 @@ def check_cache_write(
             expected = [pool.cpu().clone() for pool in pools]
             cpu = batch.to("cpu", dtype)
             with unchanged((fused, batch.page_table), what=what):
-                op(k, v, *pools, batch.page_table, batch.rows)
-            reference.cache_write(k.cpu(), v.cpu(), *expected, cpu.page_table, cpu.rows)
+                op(k, v, pools[0], pools[1], batch.page_table, batch.rows)
+            reference.cache_write(k.cpu(), v.cpu(), expected[0], expected[1], cpu.page_table, cpu.rows)
             for pool, exact, name in zip(pools, expected, ("keys", "values"), strict=True):
                 assert same_bits(pool.cpu(), exact), (
                     f"{what}: the pool of {name} differs from the reference at lines "

@@ -33,7 +33,9 @@ BF16 = (
 POINTERS = {
     **{f"{name}_ptr": "*bf16" for name in BF16},
     **{f"{name}_ptr": "*fp32" for name in ("part", "stat", "best", "logits")},
-    **{"seed_ptr": "*i64", "ids_ptr": "*i64", "greedy_ptr": "*u8"},
+    "seed_ptr": "*i64",
+    "ids_ptr": "*i64",
+    "greedy_ptr": "*u8",
 }
 SCALARS = {"scale": "fp32", "eps": "fp32"}
 

@@ -59,8 +59,15 @@ def _prefill(engine: Engine, draw: random.Random, length: int) -> float:
     started = time.perf_counter()
     engine.add(prompt, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
     while engine.has_work:
-        engine.step()
+        _step(engine)
     return time.perf_counter() - started
+
+
+def _step(engine: Engine) -> None:
+    """One step; a figure over failed requests would mean nothing."""
+    for output in engine.step():
+        if output.error is not None:
+            raise output.error
 
 
 def _decode(engine: Engine, draw: random.Random, batch: int, context_len: int, steps: int) -> float:
@@ -71,12 +78,12 @@ def _decode(engine: Engine, draw: random.Random, batch: int, context_len: int, s
     metrics = engine.metrics.counters
     wanted = metrics["prompt_tokens_total"] + batch * context_len
     while metrics["prompt_tokens_total"] < wanted:
-        engine.step()
+        _step(engine)
     before, started = metrics["generation_tokens_total"], time.perf_counter()
     while metrics["generation_tokens_total"] < before + batch * steps and engine.has_work:
-        engine.step()
+        _step(engine)
     seconds = time.perf_counter() - started
     scale = batch * steps / (metrics["generation_tokens_total"] - before)
     while engine.has_work:
-        engine.step()
+        _step(engine)
     return seconds * scale

@@ -46,7 +46,8 @@ def _ops() -> Iterator[Record]:
             f"deepinfer.kernels.triton:{make}",
             devices=("cuda", "cpu"),
             dtypes=("float32", "float16", "bfloat16"),
-            priority=100,
+            # behind the vendor's products, which eager torch calls but which are not invariant
+            priority=40 if kind == "op.linear" else 100,
             probe="deepinfer.kernels.usable:triton_probe",
             accepts="deepinfer.kernels.usable:triton_accepts",
         )

@@ -17,11 +17,12 @@ import torch
 from ..errors import ConfigError
 from ..layers.batch import Batch, RowSet
 from ..layers.kv import KVPool
-from ..plan import Plan, PromptScores, RowStatus, StepResult
+from ..plan import Plan, RowStatus, StepResult
 from ..protocols import Model
 from ..sampling import SampleOut, Sampler, SamplingTable
+from ..transfer import record_event, to_device, to_device_together
 from .history import History
-from .scoring import score_prompt_rows
+from .scoring import RowScores, score_prompt_rows
 
 __all__ = ["ModelExecutor", "SlotState"]
 
@@ -53,10 +54,13 @@ class _Pending:
     plan: Plan
     started_s: float
     batch: Batch
+    #: [N] i64 `plan.emits` on the device.
+    emits: torch.Tensor
     hidden: torch.Tensor
+    #: On the host once `ready` has come.
     out: SampleOut | None = None
-    scores: tuple[PromptScores, ...] = ()
-    ready: torch.cuda.Event | None = None
+    scores: tuple[RowScores, ...] = ()
+    ready: torch.Event | None = None
 
 
 class ModelExecutor:
@@ -96,32 +100,29 @@ class ModelExecutor:
     def launch(self, plan: Plan) -> _Pending:
         started = time.perf_counter()
         self._admit(plan)
-        batch = self._batch(plan)
-        return _Pending(plan, started, batch, self.model.forward(batch, self.kv))
+        batch, emits = self._batch(plan)
+        return _Pending(plan, started, batch, emits, self.model.forward(batch, self.kv))
 
     @torch.inference_mode()
     def finish(self, pending: _Pending, masks: Any | None) -> None:
         plan = pending.plan
         if len(plan.emits):
-            pending.out = self._sample(pending, masks)
+            pending.out = self._sample(pending, masks).to_host()
         if len(plan.scored):
             states = pending.hidden[len(plan.emits) :]
             pending.scores = score_prompt_rows(plan, states, self.model, self.table, self._histories)
-        if self.device.startswith("cuda"):
-            pending.out = None if pending.out is None else pending.out.to_host()
-            pending.ready = torch.cuda.Event()
-            pending.ready.record()
+        pending.ready = record_event(self.device)
 
     def _sample(self, pending: _Pending, masks: Any | None) -> SampleOut:
         """Tokens of the emitting rows; they become the newest tokens of their slots."""
         plan = pending.plan
-        slots = plan.slots[plan.emits]
-        pos = pending.batch.rows.k_len[self._to_device(plan.emits).long()]
+        slots, rows = plan.slots[plan.emits], pending.batch.rows
+        pos = rows.k_len[pending.emits]
         logits = self.model.logits(pending.hidden[: len(slots)])
         views = [self._histories[slot].view() for slot in slots.tolist()] if self.sampler.transforms else ()
         out = self.sampler(logits, table=self.table, slots=slots, pos=pos, masks=masks, views=views)
         self.table.record(slots, out.tokens)
-        device_slots = self._to_device(slots).long()
+        device_slots = rows.slot_ids[pending.emits].long()
         self.slots.last_token[device_slots] = out.tokens
         self.slots.length[device_slots] = pos + 1
         if self.sampler.transforms:
@@ -143,8 +144,9 @@ class ModelExecutor:
             num_out[plan.emits] = ~bad
             status[plan.emits[bad]] = RowStatus.NAN
             logprobs = pending.out.top_logprobs(plan.emits)
+        scores = tuple(row.read() for row in pending.scores)
         seconds = time.perf_counter() - pending.started_s
-        return StepResult(plan.step, tokens, num_out, status, logprobs, pending.scores, seconds=seconds)
+        return StepResult(plan.step, tokens, num_out, status, logprobs, scores, seconds=seconds)
 
     def config(self) -> dict[str, Any]:
         return {
@@ -158,38 +160,38 @@ class ModelExecutor:
             self.table.admit(admission)
             self._histories[admission.slot] = History.of(admission)
         if len(plan.page_delta):
-            slot, index, page = self._to_device(plan.page_delta.T)
+            slot, index, page = to_device(plan.page_delta.T, self.device)
             self.slots.page_table[slot.long(), index.long()] = page
         self.kv.copy_pages(plan.moves)
 
-    def _batch(self, plan: Plan) -> Batch:
-        """Carried rows take token and length from the slots; chunk rows bring theirs."""
+    def _batch(self, plan: Plan) -> tuple[Batch, torch.Tensor]:
+        """The plan on the device, and its emitting rows. Carried rows take token and length from the slots."""
         num_carried = plan.num_verify
         q_len = plan.q_max
         cu_q = np.zeros(plan.num_rows + 1, np.int32)
         np.cumsum(q_len, out=cu_q[1:])
-        slot_ids = self._to_device(plan.slots)
-        carried = slot_ids[:num_carried].long()
-        k_len = torch.cat([self.slots.length[carried], self._to_device(plan.k_max[num_carried:])])
-        tokens = torch.cat([self.slots.last_token[carried], self._to_device(plan.chunk_ids).long()])
+        row_of = np.repeat(np.arange(plan.num_rows, dtype=np.int32), q_len)
         chunk_pos = _chunk_positions(plan.chunk_start[num_carried:], q_len[num_carried:])
+        arrays = (
+            plan.slots, cu_q, row_of, plan.k_max[num_carried:], plan.chunk_ids, chunk_pos, _logit_rows(plan, cu_q),
+            plan.emits,
+        )  # fmt: skip
+        sent = to_device_together(arrays, self.device)
+        slot_ids, offsets, row_of, chunk_k, chunk_ids, chunk_pos, logit_rows, emits = sent
+        carried = slot_ids[:num_carried].long()
+        k_len = torch.cat([self.slots.length[carried], chunk_k])
+        tokens = torch.cat([self.slots.last_token[carried], chunk_ids.long()])
         rows = RowSet(
             slot_ids=slot_ids,
-            cu_q=self._to_device(cu_q),
-            pos=torch.cat([k_len[:num_carried] - 1, self._to_device(chunk_pos)]),
-            row_of=self._to_device(np.repeat(np.arange(plan.num_rows, dtype=np.int32), q_len)),
+            cu_q=offsets,
+            pos=torch.cat([k_len[:num_carried] - 1, chunk_pos]),
+            row_of=row_of,
             k_len=k_len,
             max_q=int(q_len.max(initial=0)),
             max_k=int(plan.k_max.max(initial=0)),
             num_decode=num_carried,
         )
-        return Batch(tokens, self.slots.page_table, rows, self._to_device(_logit_rows(plan, cu_q)))
-
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        host = torch.from_numpy(np.ascontiguousarray(array))
-        if not self.device.startswith("cuda"):
-            return host.to(self.device)
-        return host.pin_memory().to(self.device, non_blocking=True)
+        return Batch(tokens, self.slots.page_table, rows, logit_rows.long()), emits.long()
 
 
 def _chunk_positions(start: np.ndarray, q_len: np.ndarray) -> np.ndarray:
@@ -199,8 +201,8 @@ def _chunk_positions(start: np.ndarray, q_len: np.ndarray) -> np.ndarray:
 
 
 def _logit_rows(plan: Plan, cu_q: np.ndarray) -> np.ndarray:
-    """[N] i64 token numbers that become logits: the last of every emitting row, then all of every scored row."""
+    """[N] i32 token numbers that become logits: the last of every emitting row, then all of every scored row."""
     offsets = cu_q.tolist()
-    last = cu_q[plan.emits + 1].astype(np.int64) - 1
-    scored = [np.arange(offsets[r], offsets[r + 1]) for r in plan.scored.tolist()]
+    last = cu_q[plan.emits + 1] - 1
+    scored = [np.arange(offsets[r], offsets[r + 1], dtype=np.int32) for r in plan.scored.tolist()]
     return np.concatenate([last, *scored]) if scored else last

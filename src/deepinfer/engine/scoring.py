@@ -4,23 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import attrs
 import numpy as np
 import torch
 
 from ..plan import Plan, PromptScores
 from ..protocols import Model
 from ..sampling import SamplingTable, top_logprobs
+from ..transfer import to_device, to_host
 from .history import History
 
-__all__ = ["score_prompt_rows"]
+__all__ = ["RowScores", "score_prompt_rows"]
 
 #: Positions turned into logits at once: bounds memory at 64 vocabularies whatever the chunk.
 POSITIONS_AT_ONCE = 64
 
 
+@attrs.frozen(eq=False)
+class RowScores:
+    """Scores of one chunk row on their way to the host."""
+
+    row: int
+    start: int
+    token_ids: np.ndarray
+    #: [L], then [L, K].
+    raw: torch.Tensor
+    top_ids: torch.Tensor
+    top_raw: torch.Tensor
+
+    def read(self) -> PromptScores:
+        """Once the event of the step has come."""
+        ids = self.top_ids.numpy().astype(np.int32)
+        return PromptScores(self.row, self.start, self.token_ids, self.raw.numpy(), ids, self.top_raw.numpy())
+
+
 def score_prompt_rows(
     plan: Plan, hidden: torch.Tensor, model: Model, table: SamplingTable, histories: Mapping[int, History]
-) -> tuple[PromptScores, ...]:
+) -> tuple[RowScores, ...]:
     """Scores of the plan's `scored` rows; `hidden` [sum of their q, M] in that order."""
     scores, offset = [], 0
     for row in plan.scored.tolist():
@@ -33,20 +53,13 @@ def score_prompt_rows(
     return tuple(scores)
 
 
-def _score(row: int, start: int, targets: np.ndarray, states: torch.Tensor, model: Model, num_top: int) -> PromptScores:
+def _score(row: int, start: int, targets: np.ndarray, states: torch.Tensor, model: Model, num_top: int) -> RowScores:
     raw, ids, values = [], [], []
     for low in range(0, len(targets), POSITIONS_AT_ONCE):
         logits = model.logits(states[low : low + POSITIONS_AT_ONCE])
-        wanted = torch.from_numpy(targets[low : low + POSITIONS_AT_ONCE]).long().to(logits.device)
+        wanted = to_device(targets[low : low + POSITIONS_AT_ONCE], logits.device).long()
         chosen, top_ids, top_raw = top_logprobs(logits, wanted, num_top)
         raw.append(chosen)
         ids.append(top_ids)
         values.append(top_raw)
-    return PromptScores(
-        row,
-        start,
-        targets,
-        torch.cat(raw).cpu().numpy(),
-        torch.cat(ids).cpu().numpy().astype(np.int32),
-        torch.cat(values).cpu().numpy(),
-    )
+    return RowScores(row, start, targets, *(to_host(torch.cat(parts)) for parts in (raw, ids, values)))

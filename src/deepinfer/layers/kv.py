@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
+import numpy as np
 import torch
 
 from ..errors import ConfigError
 from ..plan import Move
+from ..transfer import to_device
 
 __all__ = ["CacheSpec", "KVPool", "PagedGroup"]
 
@@ -54,6 +56,7 @@ class KVPool:
         self.spec = spec
         self.num_pages = num_pages
         self.page_tokens = page_tokens
+        self._device = device
         self._pools: dict[int, torch.Tensor] = {}
         for group in spec.groups:
             shape = (2, num_pages, page_tokens, group.num_heads, group.head_dim)
@@ -70,10 +73,9 @@ class KVPool:
         """Copy whole pages, all layers; sources are read before any is written."""
         if not moves:
             return
-        src = torch.tensor([m.src for m in moves])
-        dst = torch.tensor([m.dst for m in moves])
+        src, dst = to_device(np.array([(m.src, m.dst) for m in moves]).T, self._device)
         for pool in self._pools.values():
-            pool[:, dst.to(pool.device)] = pool[:, src.to(pool.device)]
+            pool[:, dst] = pool[:, src]
 
     @property
     def nbytes(self) -> int:

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..transfer import to_device
+
 __all__ = ["NO_TOKEN", "RecentTokens", "TokenCounts"]
 
 NO_TOKEN = -1
@@ -38,8 +40,8 @@ class TokenCounts:
         row = self._row_of[slot] = self._free.pop()
         device, vocab_size = self.counts.device, self.counts.shape[1]
         counts = np.bincount(output, minlength=vocab_size).astype(np.int32)
-        self.counts[row] = torch.from_numpy(counts).to(device)
-        self.in_prompt[row] = torch.from_numpy(np.bincount(prompt, minlength=vocab_size) > 0).to(device)
+        self.counts[row] = to_device(counts, device)
+        self.in_prompt[row] = to_device(np.bincount(prompt, minlength=vocab_size) > 0, device)
 
     def release(self, slot: int) -> None:
         row = self._row_of.pop(slot, None)
@@ -80,7 +82,7 @@ class RecentTokens:
         tail = output[-length:].astype(np.int64)
         self.tails[slot] = NO_TOKEN
         if len(tail):
-            self.tails[slot, -len(tail) :] = torch.from_numpy(tail).to(self.tails.device)
+            self.tails[slot, -len(tail) :] = to_device(tail, self.tails.device)
 
     def release(self, slot: int) -> None:
         self._watching.discard(slot)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..transfer import to_device
 from .history import RecentTokens
 from .options import SlotOptions
 
@@ -26,7 +27,12 @@ _ANY = -2
 
 def index(values: Sequence[int] | Sequence[tuple[int, ...]], device: torch.device) -> torch.Tensor:
     """int64 index tensor on `device`."""
-    return torch.as_tensor(np.asarray(values, np.int64), device=device)
+    return to_device(np.asarray(values, np.int64), device)
+
+
+def floats(values: Sequence[float], device: torch.device) -> torch.Tensor:
+    """float32 tensor on `device`."""
+    return to_device(np.asarray(values, np.float32), device)
 
 
 @attrs.frozen(eq=False)
@@ -114,7 +120,7 @@ class BadWords:
             line[width + 1 - len(word) :] = word[:-1]
         heads = index([(row, slot, word[-1]) for row, slot, word in words], device)
         row_of, slot_of, last = heads.unbind(1)
-        return cls(row_of, slot_of, torch.from_numpy(before).to(device), last, recent)
+        return cls(row_of, slot_of, to_device(before, device), last, recent)
 
     def __call__(self, work: torch.Tensor, pos: torch.Tensor) -> None:
         width = self.before.shape[1]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import attrs
-import numpy as np
 import torch
 
 from .history import TokenCounts
-from .masks import Rows, index
+from .masks import Rows, floats, index
 
 __all__ = ["LogitBias", "Penalties", "penalize"]
 
@@ -27,8 +26,7 @@ class LogitBias:
         if not entries:
             return None
         row_of, token_ids = index([entry[:2] for entry in entries], device).unbind(1)
-        values = torch.as_tensor(np.array([bias for _, _, bias in entries], np.float32), device=device)
-        return cls(row_of, token_ids, values)
+        return cls(row_of, token_ids, floats([bias for _, _, bias in entries], device))
 
     def __call__(self, work: torch.Tensor, pos: torch.Tensor) -> None:
         work.index_put_((self.row_of, self.token_ids), self.values, accumulate=True)
@@ -101,4 +99,4 @@ def penalize(
 def _strengths(values: list[float], neutral: float, device: torch.device) -> torch.Tensor | None:
     if all(value == neutral for value in values):
         return None
-    return torch.as_tensor(np.array(values, np.float32), device=device)[:, None]
+    return floats(values, device)[:, None]

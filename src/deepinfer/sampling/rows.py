@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..transfer import to_device
 from .filters import LEVELS
 from .history import NO_TOKEN, RecentTokens, TokenCounts
-from .masks import AllowedTokens, BadWords, Rows, StopBan, index
+from .masks import AllowedTokens, BadWords, Rows, StopBan, floats, index
 from .options import SlotOptions
 from .penalties import LogitBias, Penalties
 
@@ -120,11 +121,11 @@ class BatchRows:
             ),
             shifts=_present(LogitBias.of(editing, device), Penalties.of(editing, counts, device)),
             masked=index([] if edited is None else [local[row] for row in edited.tolist()], device),
-            temperature=_floats([o.params.temperature for o in drawn], device)[:, None],
+            temperature=floats([o.params.temperature for o in drawn], device)[:, None],
             seed=index([o.seed for o in drawn], device),
             sample_index=index([o.sample_index for o in drawn], device).to(torch.int32),
             min_p_rows=index(with_min_p, device),
-            log_min_p=_floats([np.log(drawn[i].params.min_p) for i in with_min_p], device),
+            log_min_p=floats([np.log(drawn[i].params.min_p) for i in with_min_p], device),
             dense=index(dense, device),
             dense_reported=index([i for i in dense if drawn[i].params.logprobs is not None], device),
             filtered=_filter_groups(drawn, vocab_size, device),
@@ -137,10 +138,6 @@ class BatchRows:
 
 def _present(*edits: Edit | None) -> tuple[Edit, ...]:
     return tuple(edit for edit in edits if edit is not None)
-
-
-def _floats(values: Sequence[float], device: torch.device) -> torch.Tensor:
-    return torch.as_tensor(np.asarray(values, np.float32), device=device)
 
 
 def _filters(options: SlotOptions, vocab_size: int) -> bool:
@@ -158,7 +155,7 @@ def _filter_groups(drawn: Sequence[SlotOptions], vocab_size: int, device: torch.
     for (width, capped), rows in sorted(by_kind.items()):
         params = [drawn[row].params for row in rows]
         top_k = [min(p.top_k, vocab_size) or vocab_size for p in params]
-        top_p = _floats([p.top_p for p in params], device)
+        top_p = floats([p.top_p for p in params], device)
         groups.append(FilterGroup(width, capped, index(rows, device), index(top_k, device), top_p))
     return tuple(groups)
 
@@ -180,4 +177,4 @@ def _forced(options: Sequence[SlotOptions], device: torch.device) -> ForcedToken
         line[: len(o.params.forced_tokens)] = o.params.forced_tokens
     rows = index([row for row, _ in found], device)
     start = index([o.prompt_len for _, o in found], device)
-    return ForcedTokens(rows, torch.from_numpy(table).to(device), start)
+    return ForcedTokens(rows, to_device(table, device), start)

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from ..plan import TopLogprobs
 from ..protocols import LogitsTransform, SampleOp
+from ..transfer import to_host
 from .filters import LEVELS, Survivors, drop_min_p, survivors
 from .logprobs import top_logprobs
 from .masks import TokenMasks, apply_token_masks
@@ -65,7 +66,9 @@ class SampleOut:
 
     def to_host(self) -> SampleOut:
         """The same on the host; from an accelerator the copies are asynchronous, so wait for its stream."""
-        fields = {name: _to_host(x) for name, x in attrs.asdict(self).items() if isinstance(x, torch.Tensor)}
+        if self.tokens.device.type == "cpu":
+            return self
+        fields = {name: to_host(x) for name, x in attrs.asdict(self).items() if isinstance(x, torch.Tensor)}
         return attrs.evolve(self, **fields)
 
     def top_logprobs(self, row_numbers: NDArray[np.int32]) -> TopLogprobs | None:
@@ -248,9 +251,3 @@ def _processed(rows: BatchRows, drawn: _Drawn | None, chosen: torch.Tensor, toke
     for members, kept in drawn.found:
         processed[rows.active[members]] = kept.log_prob(tokens[rows.active[members]])
     return processed
-
-
-def _to_host(x: torch.Tensor) -> torch.Tensor:
-    if x.device.type == "cpu":
-        return x
-    return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..plan import Admission
+from ..transfer import to_device
 from ..types import SamplingParams
 from .history import RecentTokens, TokenCounts
 from .options import SlotOptions, check_params
@@ -109,4 +110,4 @@ class SamplingTable:
         counted = [(row, self._counts.row(slot)) for row, slot in enumerate(slots.tolist()) if slot in self._counts]
         tailed = [(row, slot) for row, slot in enumerate(slots.tolist()) if slot in self._recent]
         columns = [np.array(pairs, np.int64).reshape(-1, 2).T.copy() for pairs in (counted, tailed)]
-        return tuple(torch.from_numpy(column).to(self.device) for pair in columns for column in pair)
+        return tuple(to_device(column, self.device) for pair in columns for column in pair)

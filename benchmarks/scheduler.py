@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,16 +18,18 @@ from typing import Any
 
 import numpy as np
 
+from deepinfer.bench.scheduler import (
+    MAX_TOKENS,
+    PAGE_TOKENS,
+    STEPS,
+    STOP_IDS,
+    StepTimes,
+    pages_for,
+    prompt_ids,
+    summary,
+    time_steps,
+)
 from deepinfer.cache import NullBook, PagedBook
-from deepinfer.plan import Plan, StepResult
-from deepinfer.schedulers import Scheduler, Sequence
-from deepinfer.types import Request, SamplingParams
-
-PAGE_TOKENS = 16
-PROMPT_LEN = 64
-MAX_TOKENS = 100_000
-STEPS = 300
-STOP_IDS = (2, 3)
 
 
 class ListedSequence:
@@ -93,56 +94,11 @@ class ListScheduler:
         return finished
 
 
-def settled(plan: Plan) -> StepResult:
-    """A result in which every emitting row gives token 7."""
-    num_rows = plan.num_rows
-    tokens = np.full((num_rows, 1), -1, np.int32)
-    tokens[plan.emits] = 7
-    num_out = np.zeros(num_rows, np.int32)
-    num_out[plan.emits] = 1
-    return StepResult(plan.step, tokens, num_out, np.zeros(num_rows, np.uint8))
-
-
-def running_scheduler(book: Any, num_rows: int) -> Scheduler:
-    """A scheduler with `num_rows` sequences past their prompts."""
-    scheduler = Scheduler(
-        book, max_rows=num_rows, max_tokens_per_step=num_rows * PROMPT_LEN, max_len=PROMPT_LEN + MAX_TOKENS
-    )
-    for index in range(num_rows):
-        prompt = np.random.default_rng(index).integers(10, 1000, PROMPT_LEN).astype(np.int32)
-        request = Request(
-            request_id=str(index), prompt_ids=prompt.tolist(), params=SamplingParams(max_tokens=MAX_TOKENS)
-        )
-        scheduler.add(Sequence(request, prompt_ids=prompt, max_tokens=MAX_TOKENS, stop_ids=STOP_IDS))
-    plan = scheduler.plan(0.0)
-    assert plan is not None and plan.num_rows == num_rows
-    scheduler.commit(plan, settled(plan), 0.0)
-    return scheduler
-
-
-def time_table(book: Any, num_rows: int) -> list[tuple[float, float]]:
-    """(plan, commit) seconds of each step."""
-    scheduler = running_scheduler(book, num_rows)
-    times = []
-    for _ in range(STEPS):
-        began = time.perf_counter()
-        plan = scheduler.plan(0.0)
-        planned = time.perf_counter()
-        assert plan is not None
-        result = settled(plan)
-        ready = time.perf_counter()
-        events = scheduler.commit(plan, result, 0.0)
-        times.append((planned - began, time.perf_counter() - ready))
-        assert len(events.rows) == num_rows
-    return times
-
-
-def time_list(num_pages: int, num_rows: int) -> list[tuple[float, float]]:
-    """The same of the baseline."""
+def time_list(num_pages: int, num_rows: int) -> StepTimes:
+    """Times of the baseline's decode steps."""
     scheduler = ListScheduler(num_pages)
     for index in range(num_rows):
-        prompt = np.random.default_rng(index).integers(10, 1000, PROMPT_LEN).tolist()
-        scheduler.add(ListedSequence(index + 1, prompt, MAX_TOKENS, STOP_IDS))
+        scheduler.add(ListedSequence(index + 1, prompt_ids(index).tolist(), MAX_TOKENS, STOP_IDS))
     times = []
     for _ in range(STEPS):
         began = time.perf_counter()
@@ -155,18 +111,6 @@ def time_list(num_pages: int, num_rows: int) -> list[tuple[float, float]]:
     return times
 
 
-def summary(times: list[tuple[float, float]]) -> dict[str, float]:
-    """Milliseconds: medians, and of both together the 10th and 95th percentile."""
-    both = sorted(plan + commit for plan, commit in times)
-    return {
-        "plan_ms": round(1e3 * statistics.median(plan for plan, _ in times), 4),
-        "commit_ms": round(1e3 * statistics.median(commit for _, commit in times), 4),
-        "step_ms": round(1e3 * statistics.median(both), 4),
-        "step_p10_ms": round(1e3 * both[int(0.1 * len(both))], 4),
-        "step_p95_ms": round(1e3 * both[int(0.95 * len(both))], 4),
-    }
-
-
 def run(*, rows: tuple[int, ...] = (256, 4096)) -> dict[str, Any]:
     """Figures by number of running sequences.
 
@@ -175,10 +119,10 @@ def run(*, rows: tuple[int, ...] = (256, 4096)) -> dict[str, Any]:
     """
     figures: dict[str, Any] = {}
     for num_rows in rows:
-        num_pages = num_rows * (-(-(PROMPT_LEN + STEPS + 2) // PAGE_TOKENS) + 1) + 1
-        cases: dict[str, Callable[[], list[tuple[float, float]]]] = {
-            "null_book": lambda r=num_rows, p=num_pages: time_table(NullBook(p, page_tokens=PAGE_TOKENS), r),
-            "paged_book": lambda r=num_rows, p=num_pages: time_table(PagedBook(p, page_tokens=PAGE_TOKENS), r),
+        num_pages = pages_for(num_rows)
+        cases: dict[str, Callable[[], StepTimes]] = {
+            "null_book": lambda r=num_rows, p=num_pages: time_steps(NullBook(p, page_tokens=PAGE_TOKENS), r),
+            "paged_book": lambda r=num_rows, p=num_pages: time_steps(PagedBook(p, page_tokens=PAGE_TOKENS), r),
             "list_baseline": lambda r=num_rows, p=num_pages: time_list(p, r),
         }
         figures[str(num_rows)] = {name: summary(measure()) for name, measure in cases.items()}

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from . import latency, throughput
+from . import cache, latency, scheduler, throughput
 
-__all__ = ["latency", "throughput"]
+__all__ = ["cache", "latency", "scheduler", "throughput"]

@@ -8,6 +8,7 @@ from deepinfer import LLM, SamplingParams
 from deepinfer.layers.batch import Batch, RowSet
 from deepinfer.layers.kv import KVPool
 from deepinfer.models import LoadOptions, load_model
+from deepinfer.types import RequestOutput
 
 transformers = pytest.importorskip("transformers")
 
@@ -39,16 +40,20 @@ def our_logits(model, token_ids: list[int], cuts: list[int]) -> torch.Tensor:
     """Logits [T, V] of a prompt computed in chunks that end at `cuts`, in pages handed out back to front."""
     page_tokens = 16
     num_pages = -(-len(token_ids) // page_tokens)
-    kv = KVPool(model.cache_spec, num_pages=num_pages + 1, page_tokens=page_tokens, dtype=model.dtype)
+    kv = KVPool(
+        model.cache_spec, num_pages=num_pages + 1, page_tokens=page_tokens, dtype=model.dtype, device=model.device
+    )
     table = torch.zeros(2, num_pages, dtype=torch.int32)
     table[1] = torch.arange(num_pages, 0, -1)
+    table = table.to(model.device)
     parts, start = [], 0
     with torch.inference_mode():
         for end in [*cuts, len(token_ids)]:
             size = end - start
-            rows = RowSet.ragged([1], [size], [end])
-            ids = torch.tensor(token_ids[start:end])
-            parts.append(model.logits(model.forward(Batch(ids, table, rows, torch.arange(size)), kv)))
+            rows = RowSet.ragged([1], [size], [end], device=model.device)
+            ids = torch.tensor(token_ids[start:end], device=model.device)
+            wanted = torch.arange(size, device=model.device)
+            parts.append(model.logits(model.forward(Batch(ids, table, rows, wanted), kv)))
             start = end
     return torch.cat(parts)
 
@@ -71,8 +76,18 @@ def test_tiny_logits_equal_transformers(tiny_llama_folders, invariant: bool) -> 
             )
 
 
-def test_smollm2_logits_equal_transformers(smollm2_gguf, smollm2_folder) -> None:
-    theirs = their_model(smollm2_folder)
+@pytest.fixture(scope="module")
+def theirs(smollm2_folder):
+    return their_model(smollm2_folder)
+
+
+@pytest.fixture(scope="module")
+def greedy_outputs(smollm2_folder) -> list[RequestOutput]:
+    llm = LLM(str(smollm2_folder), weights="float32", max_rows=20, max_len=512, progress=False)
+    return llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True))
+
+
+def test_smollm2_logits_equal_transformers(smollm2_gguf, smollm2_folder, theirs) -> None:
     ids = np.random.default_rng(1).integers(3, 49_000, 90).tolist()
     with torch.inference_mode():
         expected = theirs(torch.tensor([ids])).logits[0]
@@ -83,11 +98,18 @@ def test_smollm2_logits_equal_transformers(smollm2_gguf, smollm2_folder) -> None
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
 
 
-def test_greedy_tokens_equal_transformers_on_twenty_prompts(smollm2_folder) -> None:
-    theirs = their_model(smollm2_folder)
-    llm = LLM(str(smollm2_folder), weights="float32", max_rows=20, max_len=512, progress=False)
-    outputs = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True))
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
+def test_greedy_tokens_equal_transformers_on_twenty_prompts(theirs, greedy_outputs) -> None:
+    """Each token is the largest logit after all tokens before it: by induction, what greedy search returns."""
+    for prompt, output in zip(PROMPTS, greedy_outputs, strict=True):
+        ids = torch.tensor([[*output.prompt_ids, *output.token_ids[:-1]]])
+        with torch.inference_mode():
+            logits = theirs(ids, logits_to_keep=64).logits[0]
+        assert list(output.token_ids) == logits.argmax(-1).tolist(), prompt
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(20, marks=pytest.mark.slow)])
+def test_greedy_tokens_equal_their_generate(theirs, greedy_outputs, count: int) -> None:
+    for prompt, output in zip(PROMPTS[:count], greedy_outputs, strict=False):
         with torch.inference_mode():
             expected = theirs.generate(
                 torch.tensor([output.prompt_ids]),

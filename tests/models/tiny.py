@@ -61,20 +61,26 @@ def build_tiny_llama(
     bias: bool = False,
     sharded: bool = False,
     seed: int = 0,
+    **widths: int,
 ) -> Path:
-    """Save a two-layer Llama of width 64 (about 130,000 parameters) into `folder`; returns it."""
+    """Save a two-layer Llama of width 64 (about 130,000 parameters) into `folder`; returns it.
+
+    widths: fields of `LlamaConfig` that replace those below.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+    }
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=256,
         rms_norm_eps=1e-5,
         tie_word_embeddings=tied,
         attention_bias=bias,
@@ -82,6 +88,7 @@ def build_tiny_llama(
         bos_token_id=0,
         eos_token_id=1,
         pad_token_id=2,
+        **(shape | widths),
         **({"rope_parameters": dict(rope)} if rope is not None else {}),
     )
     with torch.random.fork_rng():

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-from deepinfer.kernels.noise import exponential, gumbel_row, portable_log
+from deepinfer.kernels.noise import exponential, gumbel, gumbel_row, portable_log
 from deepinfer.sampling import Sampler, SamplingTable
 
 from .support import admission, gumbel_sample
+from .test_noise import GOLDEN, bits, signed
 from .test_sampler import EVERYTHING
 
 pytestmark = [
@@ -35,10 +33,8 @@ def sample(device: str, logits: torch.Tensor, slots: list[int], pos: list[int]):
 
 
 def test_noise_has_the_bits_of_the_cpu():
-    golden = json.loads((Path(__file__).parent / "golden_noise.json").read_text())
-    words, want = zip(*golden["exponential"], strict=True)
-    got = exponential(torch.tensor(words, device="cuda")).view(torch.int32).cpu()
-    assert [f"{v & 0xFFFFFFFF:08x}" for v in got.tolist()] == list(want)
+    words, want = zip(*GOLDEN["exponential"], strict=True)
+    assert bits(exponential(torch.tensor(words, device="cuda")).cpu()) == list(want)
     seed = torch.arange(16) * 2**58 - 5
     rows = [gumbel_row(seed.to(d), seed.to(d), seed.to(d) & 0xFFFF, vocab_size=VOCAB_SIZE) for d in ("cpu", "cuda")]
     assert torch.equal(rows[0], rows[1].cpu())
@@ -70,3 +66,27 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch():
         if row in whole.reported:
             at = whole.reported.tolist().index(row)
             assert alone.raw[0] == whole.raw[at] and alone.processed[0] == whole.processed[at]
+
+
+def test_golden_noise():
+    for draw in GOLDEN["draws"]:
+        index, pos = (torch.tensor([draw[key]], device="cuda") for key in ("sample_index", "pos"))
+        ids = torch.tensor(GOLDEN["token_ids"], device="cuda")
+        seed = signed(draw["seed"]).cuda()
+        got = gumbel(seed, index, pos, ids, purpose=draw["purpose"], round_index=draw["round"])
+        assert bits(got[0].cpu()) == draw["gumbel"]
+
+
+def test_golden_noise_from_the_triton_kernel():
+    pytest.importorskip("triton", reason="triton is not installed")
+    from deepinfer.kernels.triton.sampling import noise_row
+
+    # The kernel makes whole rows, and only of round 0: ids beyond any vocabulary are left out.
+    ids = [token_id for token_id in GOLDEN["token_ids"] if token_id < 129_280]
+    draws = [draw for draw in GOLDEN["draws"] if draw["round"] == 0]
+    assert len(ids) == 13 and len(draws) == 4
+    for draw in draws:
+        index, pos = (torch.tensor([draw[key]], dtype=torch.int32, device="cuda") for key in ("sample_index", "pos"))
+        seed = signed(draw["seed"]).cuda()
+        row = noise_row(seed, index, pos, vocab_size=129_280, purpose=draw["purpose"])[0, ids]
+        assert bits(row.cpu()) == draw["gumbel"][: len(ids)]

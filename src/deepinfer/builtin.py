@@ -52,6 +52,16 @@ def _ops() -> Iterator[Record]:
             accepts="deepinfer.kernels.usable:triton_accepts",
         )
 
+    yield Record(
+        "fused.decoder_layer",
+        "native",
+        "deepinfer.kernels.native:make_decoder_layer",
+        devices="cpu",
+        priority=100,
+        probe="deepinfer.kernels.native:probe",
+        accepts="deepinfer.kernels.native:accepts",
+    )
+
 
 def _policies() -> Iterator[Record]:
     for name, attribute in {

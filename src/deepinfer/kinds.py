@@ -51,6 +51,13 @@ _ROWS = (
     _op("op.cache_write", "Keys and values of a step into their pages.", protocols.CacheWriteOp),
     _op("op.attention", "Causal attention over paged keys and values.", protocols.AttentionOp),
     _op("op.sample", "Argmax of logits and seeded Gumbel noise.", protocols.SampleOp),
+    Kind(
+        "fused.decoder_layer",
+        "A decoder layer in one call; used where all its ops are of the implementation of the same name.",
+        protocols.FusedDecoderLayerOp,
+        _OP_KEYWORDS,
+        _OP_NEED,
+    ),
     Kind("scheduler.policy", "Order in which waiting requests are admitted.", protocols.Policy, ()),
     Kind("checkpoint", "Opens a path as a checkpoint.", None, ("path", "progress"), ("path",), by_content=True),
     Kind(

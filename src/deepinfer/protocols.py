@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from .kernels.ops import Ops
     from .layers.batch import Batch, RowSet
-    from .layers.kv import CacheSpec
+    from .layers.decoder import DecoderLayer
+    from .layers.kv import CacheSpec, KVPool
     from .plan import Plan, StepResult
     from .types import Request, RequestOutput
 
@@ -25,7 +26,9 @@ __all__ = [
     "AttentionOp",
     "CacheWriteOp",
     "ChatFormat",
+    "DecoderLayerCall",
     "Executor",
+    "FusedDecoderLayerOp",
     "KVBook",
     "LinearOp",
     "LogitsTransform",
@@ -229,6 +232,22 @@ class SampleOp(Protocol):
         holds the 64 bits; sample_index, pos i32 [N]. token_ids i64 [N, K], ascending in each row: logits are
         [N, K], column k of row n is the token `token_ids[n, k]`, and such a token is returned.
         """
+        ...
+
+
+class FusedDecoderLayerOp(Protocol):
+    """A whole decoder layer at once, for layers whose ops are all of the same implementation."""
+
+    def __call__(self, layer: DecoderLayer) -> DecoderLayerCall:
+        """What runs in the place of `layer`, with the same bits."""
+        ...
+
+
+class DecoderLayerCall(Protocol):
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, batch: Batch, kv: KVPool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x, residual [T, M] -> the same pair after the layer."""
         ...
 
 

@@ -6,7 +6,7 @@ Nothing is looked up while a model runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -14,7 +14,16 @@ import attrs
 
 from ..errors import ConfigError, PartUnavailable
 from ..kinds import KINDS, OP_KINDS
-from ..protocols import AttentionOp, CacheWriteOp, LinearOp, RmsNormOp, RopeOp, SampleOp, SiluMulOp
+from ..protocols import (
+    AttentionOp,
+    CacheWriteOp,
+    FusedDecoderLayerOp,
+    LinearOp,
+    RmsNormOp,
+    RopeOp,
+    SampleOp,
+    SiluMulOp,
+)
 from ..record import Record
 from ..registry import Registry, default_registry
 
@@ -95,6 +104,8 @@ class Ops:
     cache_write: CacheWriteOp
     attention: AttentionOp
     sample: SampleOp
+    #: Runs a whole layer where one implementation brings all its ops and this; None: op by op.
+    decoder_layer: FusedDecoderLayerOp | None = None
     #: Op to the name of its implementation, such as {"attention": "triton"}.
     names: Mapping[str, str] = attrs.field(factory=dict, converter=lambda names: MappingProxyType(dict(names)))
     #: What the implementations were asked to serve.
@@ -147,7 +158,16 @@ def bind_ops(
     keywords = {key: need[key] for key in ("device", "dtype", "invariant")}
     made = {kind.removeprefix("op."): registry.create(record, **keywords) for kind, record in picked.items()}
     names = {kind.removeprefix("op."): record.name for kind, record in picked.items()}
-    return Ops(**made, names=names, need=need)
+    fused = _fused_layer(picked.values(), need=need, registry=registry)
+    layer = None if fused is None else registry.create(fused, **keywords)
+    return Ops(**made, decoder_layer=layer, names=names, need=need)
+
+
+def _fused_layer(ops: Iterable[Record], *, need: Mapping[str, Any], registry: Registry) -> Record | None:
+    """The fused layer of the one implementation that all the ops come from, if it has one."""
+    sources = {(record.name, record.dist) for record in ops if record.kind != "op.sample"}
+    fused = (r for r in registry.records("fused.decoder_layer") if sources == {(r.name, r.dist)})
+    return next((record for record in fused if record.why_not(need) is None), None)
 
 
 def _by_kind(want: Mapping[str, str]) -> dict[str, str]:

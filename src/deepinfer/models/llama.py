@@ -21,6 +21,7 @@ from ..layers.batch import Batch
 from ..layers.decoder import Attention, DecoderLayer, GatedMlp
 from ..layers.kv import CacheSpec, KVPool, PagedGroup
 from ..layers.rope import cos_sin_table
+from ..protocols import DecoderLayerCall
 from .options import LoadOptions, in_format
 from .weights import Loader, Weight
 
@@ -111,7 +112,7 @@ class Llama:
     config: LlamaConfig
     ops: Ops
     embedding: Weight
-    layers: tuple[DecoderLayer, ...]
+    layers: tuple[DecoderLayerCall, ...]
     final_norm: torch.Tensor
     head: Any
     dtype: torch.dtype
@@ -242,7 +243,8 @@ def build(*, config: Mapping[str, Any], loader: Loader, bind: Callable[..., Ops]
     make = _Builder(widths, loader, ops, options)
     embedding = loader.take("model.embed_tokens.weight", (widths.vocab_size, widths.hidden_size))
     cos_sin = cos_sin_table(context_len, widths.head_dim, widths.rope, device=options.device)
-    layers = tuple(make.layer(i, cos_sin) for i in range(widths.num_layers))
+    fuse = ops.decoder_layer or (lambda layer: layer)
+    layers = tuple(fuse(make.layer(i, cos_sin)) for i in range(widths.num_layers))
     model = Llama(
         config=widths,
         ops=ops,

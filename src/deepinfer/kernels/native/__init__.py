@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .probe import accepts, probe
 
 if TYPE_CHECKING:
+    from .layer import make_decoder_layer
     from .ops import (
         make_attention,
         make_cache_write,
@@ -26,6 +27,7 @@ __all__ = [
     "accepts",
     "make_attention",
     "make_cache_write",
+    "make_decoder_layer",
     "make_linear",
     "make_rms_norm",
     "make_rope",
@@ -37,5 +39,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module(".ops", __name__), name)
+        home = ".layer" if name == "make_decoder_layer" else ".ops"
+        return getattr(importlib.import_module(home, __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,6 +37,7 @@ _FUNCTIONS: Final = MappingProxyType(
         "silu_mul": ((_P, _N, _P, _N, _N, _I), False),
         "cache_write": ((_P, _N, _P, _N, _P, _P, _I, _P, _N, _P, _P, _P, _N, _N, _N, _I), False),
         "sample": ((_P, _N, _P, _P, _P, _P, _I, _P, _N, _P, _N, _N, _I), False),
+        "layer": ((*(_P,) * 8, _I, _P, _N, *(_P,) * 4, _N, _N, _N, _I), True),
         "attention": ((_P, _N, _P, _P, _I, _P, _N, _P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _F, _I), True),
     }
 )
@@ -59,6 +60,7 @@ def load_library(folder: Path | None = None) -> ctypes.CDLL:
         function = getattr(library, f"deepinfer_{name}")
         function.argtypes = arguments
         function.restype = c_int if can_fail else None
+    library.deepinfer_layer_work.argtypes, library.deepinfer_layer_work.restype = (_P,), _N
     return library
 
 

@@ -12,7 +12,7 @@
  * FMA, and one tree of shuffles turns the 8 accumulators into 8 scores. No transposed copy is needed, which would
  * cost as much as the scores of two queries. Values: 64 outputs in 8 registers, per key one broadcast and 8 FMA from memory.
  */
-#include "common.h"
+#include "kernels.h"
 
 enum { TILE = 32, MAX_QUERIES = 32, MAX_TOKENS = 8, MAX_HEADS = 16, MAX_DIM = 256 };
 

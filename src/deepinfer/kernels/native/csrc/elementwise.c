@@ -2,7 +2,7 @@
  *
  * Rows are split among threads only when there is enough work to pay for waking them (a few us).
  */
-#include "common.h"
+#include "kernels.h"
 
 enum { PARALLEL_ELEMENTS = 8192 };
 

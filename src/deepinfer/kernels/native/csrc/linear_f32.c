@@ -3,13 +3,14 @@
  * Weight layout: panels of 16 outputs, [ceil(N / 16)][K][16], so that one step of k reads one cache line (f32).
  * A tile of R <= 6 rows by 16 outputs keeps 2 R accumulators in registers; a step of k costs 2 loads of weights,
  * R broadcasts and 2 R FMA: at R = 6 that is 12 FMA (6 cycles on two pipes) against 8 loads (4 cycles), so the
- * FMA pipes are the limit. Every output is the chain acc = fma(x[k], w[k], acc) for k = 0 .. K-1, whatever R is
- * and wherever the K loop is cut to keep the panel in the first-level cache: one row alone gives the same bits as
- * one row of a thousand.
+ * FMA pipes are the limit. Every output is a sum of chains acc = fma(x[k], w[k], acc) over 64 values of k each,
+ * added in ascending order, whatever R is and wherever the K loop is cut (at a multiple of 64) to keep the panel
+ * in the first-level cache: one row alone gives the same bits as one row of a thousand. Short chains keep the
+ * rounding error near that of blocked library products; a single chain over K = 1536 had twice as much.
  */
-#include "common.h"
+#include "kernels.h"
 
-enum { PANEL = 16, TILE_ROWS = 6, BLOCK_K = 400, BLOCK_ROWS = 96 };
+enum { PANEL = 16, TILE_ROWS = 6, CHAIN = 64, BLOCK_K = 6 * CHAIN, BLOCK_ROWS = 96 };
 
 typedef struct {
     const float *x;
@@ -20,27 +21,28 @@ typedef struct {
     int type;
 } Linear;
 
-/* acc[r][0..15] over k steps for R rows; `resume` continues the chain held in c. */
+/* c[r][0..15] over k steps for R rows; `resume` adds to what is held in c. */
 INLINE void tile(int R, const float *a, int64_t lda, const void *b, int64_t k, float *c, int64_t ldc, int type, int resume) {
-    __m256 lo[TILE_ROWS], hi[TILE_ROWS];
+    for (int64_t k0 = 0; k0 < k; k0 += CHAIN) {
+        __m256 lo[TILE_ROWS], hi[TILE_ROWS];
 #pragma GCC unroll 6
-    for (int r = 0; r < R; r++) {
-        lo[r] = resume ? _mm256_loadu_ps(c + r * ldc) : _mm256_setzero_ps();
-        hi[r] = resume ? _mm256_loadu_ps(c + r * ldc + 8) : _mm256_setzero_ps();
-    }
-    for (int64_t i = 0; i < k; i++) {
-        const __m256 b0 = load_as_f32(b, i * PANEL, type), b1 = load_as_f32(b, i * PANEL + 8, type);
+        for (int r = 0; r < R; r++) lo[r] = hi[r] = _mm256_setzero_ps();
+        for (int64_t i = k0; i < min_i64(k, k0 + CHAIN); i++) {
+            const __m256 b0 = load_as_f32(b, i * PANEL, type), b1 = load_as_f32(b, i * PANEL + 8, type);
+#pragma GCC unroll 6
+            for (int r = 0; r < R; r++) {
+                const __m256 v = _mm256_broadcast_ss(a + r * lda + i);
+                lo[r] = _mm256_fmadd_ps(v, b0, lo[r]);
+                hi[r] = _mm256_fmadd_ps(v, b1, hi[r]);
+            }
+        }
+        const int add = resume || k0 > 0;
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
-            const __m256 v = _mm256_broadcast_ss(a + r * lda + i);
-            lo[r] = _mm256_fmadd_ps(v, b0, lo[r]);
-            hi[r] = _mm256_fmadd_ps(v, b1, hi[r]);
+            float *out = c + r * ldc;
+            _mm256_storeu_ps(out, add ? _mm256_add_ps(_mm256_loadu_ps(out), lo[r]) : lo[r]);
+            _mm256_storeu_ps(out + 8, add ? _mm256_add_ps(_mm256_loadu_ps(out + 8), hi[r]) : hi[r]);
         }
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < R; r++) {
-        _mm256_storeu_ps(c + r * ldc, lo[r]);
-        _mm256_storeu_ps(c + r * ldc + 8, hi[r]);
     }
 }
 
@@ -64,15 +66,18 @@ static const Tile TILES[3][TILE_ROWS] = {
 
 /* One row by two panels: a single panel has two chains only and would wait for the latency of the FMA. */
 INLINE void row_of_two_panels(const float *a, const void *b, int64_t k, float *out, int type) {
-    __m256 acc[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
-    for (int64_t i = 0; i < k; i++) {
-        const __m256 v = _mm256_broadcast_ss(a + i);
-        acc[0] = _mm256_fmadd_ps(v, load_as_f32(b, i * PANEL, type), acc[0]);
-        acc[1] = _mm256_fmadd_ps(v, load_as_f32(b, i * PANEL + 8, type), acc[1]);
-        acc[2] = _mm256_fmadd_ps(v, load_as_f32(b, (k + i) * PANEL, type), acc[2]);
-        acc[3] = _mm256_fmadd_ps(v, load_as_f32(b, (k + i) * PANEL + 8, type), acc[3]);
+    for (int64_t k0 = 0; k0 < k; k0 += CHAIN) {
+        __m256 acc[4] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+        for (int64_t i = k0; i < min_i64(k, k0 + CHAIN); i++) {
+            const __m256 v = _mm256_broadcast_ss(a + i);
+            acc[0] = _mm256_fmadd_ps(v, load_as_f32(b, i * PANEL, type), acc[0]);
+            acc[1] = _mm256_fmadd_ps(v, load_as_f32(b, i * PANEL + 8, type), acc[1]);
+            acc[2] = _mm256_fmadd_ps(v, load_as_f32(b, (k + i) * PANEL, type), acc[2]);
+            acc[3] = _mm256_fmadd_ps(v, load_as_f32(b, (k + i) * PANEL + 8, type), acc[3]);
+        }
+        for (int j = 0; j < 4; j++)
+            _mm256_storeu_ps(out + 8 * j, k0 ? _mm256_add_ps(_mm256_loadu_ps(out + 8 * j), acc[j]) : acc[j]);
     }
-    for (int j = 0; j < 4; j++) _mm256_storeu_ps(out + 8 * j, acc[j]);
 }
 
 static __attribute__((noinline)) void row_f32(const float *a, const void *b, int64_t k, float *out) {
@@ -129,11 +134,11 @@ static void block(const Linear *l, int64_t m0, int64_t m1, int64_t p, int64_t k0
     }
 }
 
-/* Many rows: a block of 96 x 400 of x (150 KiB) stays in the second-level cache, one of
- * 400 x 16 of w (25 KiB) in the first. */
+/* Many rows: a block of 96 x 384 of x (144 KiB) stays in the second-level cache, one of
+ * 384 x 16 of w (24 KiB) in the first. */
 static void many_rows(const Linear *l, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
     float edge[BLOCK_ROWS * PANEL]; /* the last panel when N is no multiple of 16 */
-    const int64_t step = ceil_div(l->k, ceil_div(l->k, BLOCK_K));
+    const int64_t step = ceil_div(ceil_div(l->k, ceil_div(l->k, BLOCK_K)), CHAIN) * CHAIN;
     for (int64_t m = m0; m < m1; m += BLOCK_ROWS) {
         const int64_t m_end = min_i64(m + BLOCK_ROWS, m1);
         for (int64_t k = 0; k < l->k; k += step) {

@@ -20,7 +20,7 @@
  * (int8: acc = fma(s[g], dot, acc), then acc * d[n]). Nothing depends on the tile or the thread, so a row gives the same
  * bits in any company.
  */
-#include "common.h"
+#include "kernels.h"
 
 enum { GROUP = 32, LANES = 8, TILE = 8, ROWS_IN_CACHE = 64, SERIAL_ELEMENTS = 16384 };
 enum { Q4 = 0, Q8 = 1, INT8 = 2 }; /* in step with lib.py */

@@ -21,9 +21,9 @@ MODULES = sorted(
     if path.parent != ROOT or not path.stem.startswith("__")
 )
 TOP_LEVEL = [name for name in MODULES if name.count(".") == 1]
-#: Layer 0 and the bookkeeping packages: numpy at most.
+#: Layer 0 and the bookkeeping packages: numpy at most. `transfer` is about tensors and nothing else.
 WITHOUT_TORCH = [
-    *(name for name in TOP_LEVEL if (ROOT / f"{name.partition('.')[2]}.py").exists()),
+    *(name for name in TOP_LEVEL if (ROOT / f"{name.partition('.')[2]}.py").exists() and name != "deepinfer.transfer"),
     "deepinfer.cache",
     "deepinfer.cli",
     "deepinfer.schedulers",

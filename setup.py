@@ -10,12 +10,13 @@ from setuptools import Extension, setup
 FOLDER = "src/deepinfer/kernels/native/csrc"
 
 # -ffp-contract=off: products and sums are fused only where the code says so, see common.h.
-# OpenMP is compiled in but not linked: its symbols come from the run-time that torch brings, see lib.py.
+# Threads are the kernels' own, see pool.c.
 native = Extension(
     "deepinfer.kernels.native._native",
     sources=sorted(glob(f"{FOLDER}/*.c")),
     depends=glob(f"{FOLDER}/*.h"),
-    extra_compile_args=["-std=c11", "-O3", "-fopenmp", "-ffp-contract=off", "-fvisibility=hidden"],
+    extra_compile_args=["-std=c11", "-O3", "-pthread", "-ffp-contract=off", "-fvisibility=hidden"],
+    extra_link_args=["-pthread"],
     optional=True,
 )
 

@@ -108,22 +108,3 @@ def test_probing_imports_neither_torch_nor_the_library() -> None:
         "assert 'torch' not in sys.modules and 'ctypes' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@needs_library
-def test_one_openmp_runtime_and_torch_rules_the_thread_count() -> None:
-    """The kernels must run in torch's pool: a second run-time, or threads of its own, would compete for the cores."""
-    code = (
-        "import os, torch; torch.set_num_threads(2)\n"
-        "from deepinfer.kernels import native\n"
-        "linear = native.make_linear(device='cpu', dtype='float32')\n"
-        "x, w = torch.randn(300, 512), torch.randn(512, 512)\n"
-        "torch.nn.functional.linear(x, w)\n"
-        "count = lambda: len(os.listdir('/proc/self/task'))\n"
-        "before = count(); packed = linear.pack(w)\n"
-        "[linear(x, packed) for _ in range(20)]\n"
-        "assert count() <= before + 1, (before, count())\n"
-        "libraries = {line.split()[-1] for line in open('/proc/self/maps') if 'gomp' in line or 'iomp' in line}\n"
-        "assert len(libraries) == 1, libraries\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -40,11 +40,11 @@ class Attention:
         k_pool, v_pool = kv.layer(self.layer)
         self.ops.cache_write(k, v, k_pool, v_pool, batch.page_table, batch.rows)
         mixed = self.ops.attention(q, k_pool, v_pool, batch.page_table, batch.rows, scale=self.scale)
-        return self.ops.linear(mixed.view(x.shape[0], -1), self.out)
+        return self.ops.linear(mixed.view(x.shape[0], self.num_heads * self.head_dim), self.out)
 
     def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        heads = self.ops.linear(x, self.qkv).view(x.shape[0], -1, self.head_dim)
         groups = self.num_kv_heads
+        heads = self.ops.linear(x, self.qkv).view(x.shape[0], self.num_heads + 2 * groups, self.head_dim)
         return heads[:, : self.num_heads], heads[:, self.num_heads : -groups], heads[:, -groups:]
 
 

@@ -1,9 +1,4 @@
-"""Loading the compiled library.
-
-It uses OpenMP without linking an OpenMP run-time: the symbols come from the one torch has already loaded, so that
-torch and these kernels share one pool of threads. Two pools would compete for the cores, each spinning while the
-other works.
-"""
+"""Loading the compiled library."""
 
 from __future__ import annotations
 
@@ -47,13 +42,18 @@ def load_library(folder: Path | None = None) -> ctypes.CDLL:
     """The library with its argument types set; functions are called `deepinfer_<name>`.
 
     Raises:
-        PartUnavailable: not compiled, no OpenMP run-time, or a CPU without AVX2, FMA and F16C.
+        PartUnavailable: not compiled, of another system, or a CPU without AVX2, FMA and F16C.
     """
     reason = probe(folder)
     path = find_library(folder)
     if reason is not None or path is None:
         raise PartUnavailable(f"native kernels cannot be used: {reason}. Use the eager ones")
-    library = _open(path)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise PartUnavailable(
+            f"native kernels cannot be loaded ({error}); install again, or use the eager ones"
+        ) from error
     if not library.deepinfer_cpu_ok():
         raise PartUnavailable("native kernels need a CPU with AVX2, FMA and F16C. Use the eager ones")
     for name, (arguments, can_fail) in _FUNCTIONS.items():
@@ -62,17 +62,3 @@ def load_library(folder: Path | None = None) -> ctypes.CDLL:
         function.restype = c_int if can_fail else None
     library.deepinfer_layer_work.argtypes, library.deepinfer_layer_work.restype = (_P,), _N
     return library
-
-
-def _open(path: Path) -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as missing:
-        # A torch built without OpenMP: the system's run-time then serves these kernels alone.
-        try:
-            ctypes.CDLL("libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
-            return ctypes.CDLL(str(path))
-        except OSError:
-            raise PartUnavailable(
-                f"native kernels found no OpenMP run-time ({missing}). Use the eager ones"
-            ) from missing

@@ -237,6 +237,17 @@ static int64_t cut(const Attention *a, const int32_t *cu_q, int64_t rows, int th
     return count;
 }
 
+typedef struct {
+    const Attention *a;
+    const Item *last;
+    State *states;
+} Items;
+
+static void some_items(void *context, int64_t first, int64_t last, int worker) {
+    const Items *all = context;
+    for (int64_t i = first; i < last; i++) work(all->a, all->last - i, all->states + worker);
+}
+
 /* q [tokens, heads, dim] (token stride q_stride) over pools [pages, page_tokens, kv_heads, dim] of `type` -> out
  * [tokens, heads, dim]; token t of row r sees keys 0 .. pos[t]. dim is a multiple of 8, at most 256. Tokens that belong to
  * no row become 0. Returns 0, or -1 when there is no memory. */
@@ -257,8 +268,8 @@ EXPORT int deepinfer_attention(const float *q, int64_t q_stride, const void *k_p
     }
     cut(&a, cu_q, rows, threads, items);
     /* Backwards: later tokens of a prefill see more keys, and the longest work should not come last. */
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-    for (int64_t i = 0; i < count; i++) work(&a, items + count - 1 - i, states + omp_get_thread_num());
+    Items all = {&a, items + count - 1, states};
+    deepinfer_parallel(count, count, some_items, &all, threads);
     free(items);
     free(states);
     return 0;

@@ -17,7 +17,6 @@
 
 #include <immintrin.h>
 #include <math.h>
-#include <omp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -33,12 +32,6 @@ INLINE int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 INLINE size_t type_size(int type) { return type == TYPE_F32 ? 4 : 2; }
-
-/* Thread t of n takes items [first, last) of `count`: contiguous and as even as possible. */
-INLINE void share(int64_t count, int t, int n, int64_t *first, int64_t *last) {
-    *first = count * t / n;
-    *last = count * (t + 1) / n;
-}
 
 /* Products below which a linear layer runs on one thread: waking a second one costs a few us, which is what it would save. */
 #define SERIAL_PRODUCTS 600000

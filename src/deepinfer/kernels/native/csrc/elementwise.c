@@ -6,7 +6,10 @@
 
 enum { PARALLEL_ELEMENTS = 8192 };
 
-INLINE int team(int64_t elements, int threads) { return elements >= PARALLEL_ELEMENTS ? threads : 1; }
+static void over_rows(int64_t rows, int64_t elements, Range run, void *context, int threads) {
+    if (elements < PARALLEL_ELEMENTS) threads = 1;
+    deepinfer_parallel(rows, threads * PIECES_PER_THREAD, run, context, threads);
+}
 
 INLINE __m256i first_lanes(int64_t count) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -43,13 +46,25 @@ static void norm_row(const float *x, const float *residual, const float *weight,
     scale_row(h, weight, 1.0f / sqrtf(sum_of_squares(h, width) / (float)width + eps), y, width);
 }
 
+typedef struct {
+    const float *x, *residual, *weight;
+    float *y, *total;
+    int64_t x_stride, residual_stride, width;
+    float eps;
+} Norm;
+
+static void norm_rows(void *context, int64_t first, int64_t last, int worker) {
+    const Norm *n = context;
+    for (int64_t r = first; r < last; r++)
+        norm_row(n->x + r * n->x_stride, n->residual ? n->residual + r * n->residual_stride : NULL, n->weight, n->y + r * n->width,
+                 n->total ? n->total + r * n->width : NULL, n->width, n->eps);
+}
+
 /* y [rows, width] = norm(x + residual) * weight and total = x + residual; residual and total NULL: of x itself. */
 EXPORT void deepinfer_rms_norm(const float *x, int64_t x_stride, const float *residual, int64_t residual_stride, const float *weight,
                                float *y, float *total, int64_t rows, int64_t width, float eps, int threads) {
-#pragma omp parallel for num_threads(threads) if (team(rows * width, threads) > 1)
-    for (int64_t r = 0; r < rows; r++)
-        norm_row(x + r * x_stride, residual ? residual + r * residual_stride : NULL, weight, y + r * width, total ? total + r * width : NULL,
-                 width, eps);
+    Norm n = {x, residual, weight, y, total, x_stride, residual_stride, width, eps};
+    over_rows(rows, rows * width, norm_rows, &n, threads);
 }
 
 /* Masked stores are microcoded on some CPUs (tens of cycles), so only the last, partial vector uses them. */
@@ -73,15 +88,27 @@ static void rotate_token(const float *x, const float *line, float *y, int64_t he
     for (int64_t h = 0; h < heads; h++) rotate(x + h * width, line, line + width / 2, y + h * width, width / 2);
 }
 
+typedef struct {
+    const float *q, *k, *cos_sin;
+    const int32_t *pos;
+    float *q_out, *k_out;
+    int64_t q_stride, k_stride, heads, kv_heads, width;
+} Rope;
+
+static void rotate_rows(void *context, int64_t first, int64_t last, int worker) {
+    const Rope *r = context;
+    for (int64_t t = first; t < last; t++) {
+        const float *line = r->cos_sin + r->pos[t] * r->width;
+        rotate_token(r->q + t * r->q_stride, line, r->q_out + t * r->heads * r->width, r->heads, r->width);
+        rotate_token(r->k + t * r->k_stride, line, r->k_out + t * r->kv_heads * r->width, r->kv_heads, r->width);
+    }
+}
+
 /* q [tokens, heads, width] and k [tokens, kv_heads, width] (token strides given) turned by the angles of pos. */
 EXPORT void deepinfer_rope(const float *q, int64_t q_stride, const float *k, int64_t k_stride, const int32_t *pos, const float *cos_sin,
                            float *q_out, float *k_out, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t width, int threads) {
-#pragma omp parallel for num_threads(threads) if (team(tokens * (heads + kv_heads) * width, threads) > 1)
-    for (int64_t t = 0; t < tokens; t++) {
-        const float *line = cos_sin + pos[t] * width;
-        rotate_token(q + t * q_stride, line, q_out + t * heads * width, heads, width);
-        rotate_token(k + t * k_stride, line, k_out + t * kv_heads * width, kv_heads, width);
-    }
+    Rope r = {q, k, cos_sin, pos, q_out, k_out, q_stride, k_stride, heads, kv_heads, width};
+    over_rows(tokens, tokens * (heads + kv_heads) * width, rotate_rows, &r, threads);
 }
 
 /* x / (1 + 2^(-x log2 e)); the power is infinite from 2^126 on, where exp2_ps ends. */
@@ -91,19 +118,31 @@ INLINE __m256 silu(__m256 x) {
     return _mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0f), e));
 }
 
-/* y [rows, width] = silu(x[:, :width]) * x[:, width:], x [rows, 2 width] with row stride x_stride. */
-EXPORT void deepinfer_silu_mul(const float *x, int64_t x_stride, float *y, int64_t rows, int64_t width, int threads) {
-#pragma omp parallel for num_threads(threads) if (team(4 * rows * width, threads) > 1)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *gate = x + r * x_stride, *up = gate + width;
-        float *out = y + r * width;
+typedef struct {
+    const float *x;
+    float *y;
+    int64_t x_stride, width;
+} Gate;
+
+static void gate_rows(void *context, int64_t first, int64_t last, int worker) {
+    const Gate *g = context;
+    for (int64_t r = first; r < last; r++) {
+        const float *gate = g->x + r * g->x_stride, *up = gate + g->width;
+        float *out = g->y + r * g->width;
         int64_t i = 0;
-        for (; i + 8 <= width; i += 8) _mm256_storeu_ps(out + i, _mm256_mul_ps(silu(_mm256_loadu_ps(gate + i)), _mm256_loadu_ps(up + i)));
-        if (i == width) continue;
-        const __m256i lanes = first_lanes(width - i);
+        for (; i + 8 <= g->width; i += 8)
+            _mm256_storeu_ps(out + i, _mm256_mul_ps(silu(_mm256_loadu_ps(gate + i)), _mm256_loadu_ps(up + i)));
+        if (i == g->width) continue;
+        const __m256i lanes = first_lanes(g->width - i);
         const __m256 v = _mm256_mul_ps(silu(_mm256_maskload_ps(gate + i, lanes)), _mm256_maskload_ps(up + i, lanes));
         _mm256_maskstore_ps(out + i, lanes, v);
     }
+}
+
+/* y [rows, width] = silu(x[:, :width]) * x[:, width:], x [rows, 2 width] with row stride x_stride. */
+EXPORT void deepinfer_silu_mul(const float *x, int64_t x_stride, float *y, int64_t rows, int64_t width, int threads) {
+    Gate g = {x, y, x_stride, width};
+    over_rows(rows, 4 * rows * width, gate_rows, &g, threads);
 }
 
 /* Nearest bfloat16, even on ties; NaN stays NaN (rounding its bits could make it infinite). */
@@ -123,16 +162,29 @@ static void store_line(const float *x, void *line, int type, int64_t width) {
         ((uint16_t *)line)[i] = type == TYPE_BF16 ? to_bf16(x[i]) : _cvtss_sh(x[i], _MM_FROUND_TO_NEAREST_INT);
 }
 
+typedef struct {
+    const float *k, *v;
+    char *k_pool, *v_pool;
+    const int32_t *page_table, *slot_ids, *row_of, *pos;
+    int64_t k_stride, v_stride, table_stride, page_tokens, width;
+    int type;
+} Write;
+
+static void write_lines(void *context, int64_t first, int64_t last, int worker) {
+    const Write *w = context;
+    const int64_t line_bytes = w->width * type_size(w->type);
+    for (int64_t t = first; t < last; t++) {
+        const int64_t page = w->page_table[w->slot_ids[w->row_of[t]] * w->table_stride + w->pos[t] / w->page_tokens];
+        const int64_t at = (page * w->page_tokens + w->pos[t] % w->page_tokens) * line_bytes;
+        store_line(w->k + t * w->k_stride, w->k_pool + at, w->type, w->width);
+        store_line(w->v + t * w->v_stride, w->v_pool + at, w->type, w->width);
+    }
+}
+
 /* k, v [tokens, width] (token strides given) into pools [pages, page_tokens, width] of `type`, width = kv heads * D. */
 EXPORT void deepinfer_cache_write(const float *k, int64_t k_stride, const float *v, int64_t v_stride, void *k_pool, void *v_pool, int type,
                                   const int32_t *page_table, int64_t table_stride, const int32_t *slot_ids, const int32_t *row_of,
                                   const int32_t *pos, int64_t tokens, int64_t page_tokens, int64_t width, int threads) {
-    const int64_t line_bytes = width * type_size(type);
-#pragma omp parallel for num_threads(threads) if (team(4 * tokens * width, threads) > 1)
-    for (int64_t t = 0; t < tokens; t++) {
-        const int64_t page = page_table[slot_ids[row_of[t]] * table_stride + pos[t] / page_tokens];
-        const int64_t at = (page * page_tokens + pos[t] % page_tokens) * line_bytes;
-        store_line(k + t * k_stride, (char *)k_pool + at, type, width);
-        store_line(v + t * v_stride, (char *)v_pool + at, type, width);
-    }
+    Write w = {k, v, k_pool, v_pool, page_table, slot_ids, row_of, pos, k_stride, v_stride, table_stride, page_tokens, width, type};
+    over_rows(tokens, 4 * tokens * width, write_lines, &w, threads);
 }

@@ -1,8 +1,17 @@
-/* The kernels that layer.c joins. */
+/* What the files offer each other. */
 #ifndef DEEPINFER_KERNELS_H
 #define DEEPINFER_KERNELS_H
 
 #include "common.h"
+
+/* Work on items [first, last); worker is 0 for the caller and less than `threads` for the others. */
+typedef void (*Range)(void *context, int64_t first, int64_t last, int worker);
+
+/* run for all of [0, items), cut into `pieces` contiguous ranges, in any order and on up to `threads` threads. */
+void deepinfer_parallel(int64_t items, int64_t pieces, Range run, void *context, int threads);
+
+/* Ranges for each thread's share: a thread that comes late leaves its work to the others. */
+enum { PIECES_PER_THREAD = 4 };
 
 void deepinfer_rms_norm(const float *x, int64_t x_stride, const float *residual, int64_t residual_stride, const float *weight, float *y,
                         float *total, int64_t rows, int64_t width, float eps, int threads);

@@ -156,39 +156,58 @@ static void many_rows(const Linear *l, int64_t m0, int64_t m1, int64_t p0, int64
     }
 }
 
+static void part(const Linear *l, int64_t m0, int64_t m1, int64_t p0, int64_t p1) {
+    if (m1 - m0 <= TILE_ROWS)
+        few_rows(l, m0, m1, p0, p1);
+    else
+        many_rows(l, m0, m1, p0, p1);
+    if (l->bias) add_bias(l, m0, m1, p0, p1);
+}
+
+static void some_panels(void *context, int64_t first, int64_t last, int worker) {
+    const Linear *l = context;
+    part(l, 0, l->rows, first, last);
+}
+
+static void some_rows(void *context, int64_t first, int64_t last, int worker) {
+    const Linear *l = context;
+    part(l, first, last, 0, ceil_div(l->n, PANEL));
+}
+
 /* y [rows, n] = x [rows, k] (row stride x_stride) times the packed weight, plus bias (may be NULL). */
 EXPORT void deepinfer_linear_float(const float *x, int64_t x_stride, const void *w, int type, const float *bias, float *y,
                                    int64_t rows, int64_t n, int64_t k, int threads) {
-    const Linear l = {x, w, bias, y, rows, n, k, x_stride, type};
-    const int64_t panels = ceil_div(n, PANEL);
+    Linear l = {x, w, bias, y, rows, n, k, x_stride, type};
+    const int64_t panels = ceil_div(n, PANEL), pieces = threads * PIECES_PER_THREAD;
+    if (rows == 0) return;
     if (rows * n * k < SERIAL_PRODUCTS) threads = 1;
-    int across = threads; /* threads over outputs; the rest goes over rows */
-    while (across > 1 && (threads % across || panels < 2 * across)) across--;
-    const int down = threads / across;
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int t = 0; t < threads; t++) {
-        int64_t m0, m1, p0, p1;
-        share(rows, t / across, down, &m0, &m1);
-        share(panels, t % across, across, &p0, &p1);
-        if (m0 == m1 || p0 == p1) continue;
-        if (m1 - m0 <= TILE_ROWS)
-            few_rows(&l, m0, m1, p0, p1);
-        else
-            many_rows(&l, m0, m1, p0, p1);
-        if (bias) add_bias(&l, m0, m1, p0, p1);
+    if (panels >= 2 * threads || rows < pieces)
+        deepinfer_parallel(panels, pieces, some_panels, &l, threads);
+    else
+        deepinfer_parallel(rows, pieces, some_rows, &l, threads);
+}
+
+typedef struct {
+    const char *w;
+    char *packed;
+    int64_t n, k;
+    size_t size;
+} Pack;
+
+static void pack_panels(void *context, int64_t first, int64_t last, int worker) {
+    const Pack *a = context;
+    const size_t size = a->size;
+    for (int64_t p = first; p < last; p++) {
+        char *out = a->packed + p * a->k * PANEL * size;
+        memset(out, 0, a->k * PANEL * size);
+        for (int64_t j = 0; j < min_i64(a->n - p * PANEL, PANEL); j++)
+            for (int64_t i = 0; i < a->k; i++)
+                memcpy(out + (i * PANEL + j) * size, a->w + ((p * PANEL + j) * a->k + i) * size, size);
     }
 }
 
 /* w [n, k] (row major, type) -> panels of the same type; outputs past n are zero. */
 EXPORT void deepinfer_pack_float(const void *w, int type, void *packed, int64_t n, int64_t k, int threads) {
-    const size_t size = type_size(type);
-    const int64_t panels = ceil_div(n, PANEL);
-#pragma omp parallel for num_threads(threads)
-    for (int64_t p = 0; p < panels; p++) {
-        char *out = (char *)packed + p * k * PANEL * size;
-        memset(out, 0, k * PANEL * size);
-        for (int64_t j = 0; j < min_i64(n - p * PANEL, PANEL); j++)
-            for (int64_t i = 0; i < k; i++)
-                memcpy(out + (i * PANEL + j) * size, (const char *)w + ((p * PANEL + j) * k + i) * size, size);
-    }
+    Pack a = {w, packed, n, k, type_size(type)};
+    deepinfer_parallel(ceil_div(n, PANEL), threads * PIECES_PER_THREAD, pack_panels, &a, threads);
 }

@@ -33,6 +33,7 @@ typedef struct {
     const float *bias;
     float *y;
     int64_t rows, n, groups;
+    int format;
 } Quantised;
 
 /* One row into int8 groups, 8 groups apart: s = amax / 127, q = round_to_even(x * (127 / amax)); also s * sum(q).
@@ -198,47 +199,49 @@ static void region(const Quantised *l, int format, int64_t m0, int64_t m1, int64
     }
 }
 
-static void quantise_rows(const float *x, int64_t x_stride, int64_t m0, int64_t m1, int64_t k, int8_t *xq, float *xs) {
+typedef struct {
+    const float *x;
+    int8_t *xq;
+    float *xs;
+    int64_t x_stride, k;
+} Rows;
+
+static void quantise_rows(void *context, int64_t m0, int64_t m1, int worker) {
+    const Rows *a = context;
     for (int64_t m = m0; m < m1; m++) {
-        const int64_t first = m / TILE * (k / GROUP) * TILE + m % TILE;
-        quantise_row(x + m * x_stride, k, xq + first * GROUP, xs + first * 2);
+        const int64_t first = m / TILE * (a->k / GROUP) * TILE + m % TILE;
+        quantise_row(a->x + m * a->x_stride, a->k, a->xq + first * GROUP, a->xs + first * 2);
     }
+}
+
+static void some_blocks(void *context, int64_t first, int64_t last, int worker) {
+    const Quantised *l = context;
+    region(l, l->format, 0, l->rows, first, last);
+}
+
+static void some_tiles(void *context, int64_t first, int64_t last, int worker) {
+    const Quantised *l = context;
+    region(l, l->format, first * TILE, min_i64(last * TILE, l->rows), 0, ceil_div(l->n, LANES));
 }
 
 /* y [rows, n] = x [rows, k] (row stride x_stride) times the packed weight, plus bias (may be NULL). k % 32 == 0.
  * Returns 0, or -1 when there is no memory for the quantised rows. */
 EXPORT int deepinfer_linear_quant(const float *x, int64_t x_stride, const uint8_t *quants, const void *scales, int format,
                                   const float *bias, float *y, int64_t rows, int64_t n, int64_t k, int threads) {
-    const int64_t groups = k / GROUP, blocks = ceil_div(n, LANES);
-    const int64_t tiles = ceil_div(rows, TILE);
+    const int64_t groups = k / GROUP, blocks = ceil_div(n, LANES), tiles = ceil_div(rows, TILE);
+    const int64_t pieces = threads * PIECES_PER_THREAD;
+    if (rows == 0) return 0;
     int8_t *xq = aligned_scratch(tiles * TILE * (k + groups * 2 * sizeof(float)));
     if (!xq) return -1;
     float *xs = (float *)(xq + tiles * TILE * k);
-    const Quantised l = {xq, xs, quants, scales, bias, y, rows, n, groups};
-    const int serial = rows * k <= SERIAL_ELEMENTS;
+    Rows in = {x, xq, xs, x_stride, k};
+    Quantised l = {xq, xs, quants, scales, bias, y, rows, n, groups, format};
     if (rows * n * k < SERIAL_PRODUCTS) threads = 1;
-    int across = threads; /* threads over outputs; the rest goes over rows */
-    while (across > 1 && (threads % across || blocks < 2 * across)) across--;
-    const int down = threads / across;
-    if (serial) quantise_rows(x, x_stride, 0, rows, k, xq, xs);
-#pragma omp parallel num_threads(threads)
-    {
-        if (!serial) {
-#pragma omp for schedule(static)
-            for (int t = 0; t < threads; t++) {
-                int64_t m0, m1;
-                share(rows, t, threads, &m0, &m1);
-                quantise_rows(x, x_stride, m0, m1, k, xq, xs);
-            }
-        }
-#pragma omp for schedule(static) nowait
-        for (int t = 0; t < threads; t++) {
-            int64_t m0, m1, b0, b1;
-            share(tiles, t / across, down, &m0, &m1);
-            share(blocks, t % across, across, &b0, &b1);
-            region(&l, format, m0 * TILE, min_i64(m1 * TILE, rows), b0, b1);
-        }
-    }
+    deepinfer_parallel(rows, rows * k <= SERIAL_ELEMENTS ? 1 : pieces, quantise_rows, &in, threads);
+    if (blocks >= 2 * threads || tiles < pieces)
+        deepinfer_parallel(blocks, pieces, some_blocks, &l, threads);
+    else
+        deepinfer_parallel(tiles, pieces, some_tiles, &l, threads);
     free(xq);
     return 0;
 }

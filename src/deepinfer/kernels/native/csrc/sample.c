@@ -5,7 +5,7 @@
  * about 330 vector operations, two logarithms included. Blocks of 32 whose logits are so low that no noise could
  * lift them to the winner (masked vocabularies, long tails) are skipped.
  */
-#include "common.h"
+#include "kernels.h"
 
 enum { BLOCK = 32 };
 
@@ -178,16 +178,32 @@ static int64_t sample_row(const float *logits, const int64_t *token_ids, int64_t
     return pick(&best);
 }
 
+typedef struct {
+    const float *logits;
+    const uint8_t *greedy;
+    const int64_t *seed, *token_ids;
+    const int32_t *sample_index, *pos;
+    int64_t *ids;
+    int64_t stride, ids_stride, columns;
+    int purpose;
+} Sample;
+
+static void sample_rows(void *context, int64_t first, int64_t last, int worker) {
+    const Sample *s = context;
+    for (int64_t r = first; r < last; r++) {
+        const uint64_t seed = (uint64_t)s->seed[r];
+        const Key key = {(uint32_t)s->pos[r], (uint32_t)s->sample_index[r], (uint32_t)s->purpose, (uint32_t)seed, (uint32_t)(seed >> 32)};
+        const int64_t *names = s->token_ids ? s->token_ids + r * s->ids_stride : NULL;
+        const int64_t column = sample_row(s->logits + r * s->stride, names, s->columns, !s->greedy[r], &key);
+        s->ids[r] = names ? names[column] : column;
+    }
+}
+
 /* ids [rows] = token of the largest logits + noise of each row of logits [rows, columns]; the lowest column on ties, the first
  * when nothing exceeds -inf. token_ids [rows, columns] names the columns or is NULL. Noise only where greedy is 0. */
 EXPORT void deepinfer_sample(const float *logits, int64_t stride, const uint8_t *greedy, const int64_t *seed, const int32_t *sample_index,
                              const int32_t *pos, int purpose, const int64_t *token_ids, int64_t ids_stride, int64_t *ids, int64_t rows,
                              int64_t columns, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (rows > 1)
-    for (int64_t r = 0; r < rows; r++) {
-        const Key key = {(uint32_t)pos[r], (uint32_t)sample_index[r], (uint32_t)purpose, (uint32_t)seed[r], (uint32_t)((uint64_t)seed[r] >> 32)};
-        const int64_t *names = token_ids ? token_ids + r * ids_stride : NULL;
-        const int64_t column = sample_row(logits + r * stride, names, columns, !greedy[r], &key);
-        ids[r] = names ? names[column] : column;
-    }
+    Sample s = {logits, greedy, seed, token_ids, sample_index, pos, ids, stride, ids_stride, columns, purpose};
+    deepinfer_parallel(rows, rows, sample_rows, &s, threads);
 }

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from deepinfer.bench import latency
 from deepinfer.engine import Composition
 
-BATCHES, CONTEXT, STEPS, REPEATS, PREFILL = (1, 8, 32, 128), 128, 64, 3, 4096
+BATCHES, CONTEXT, STEPS, REPEATS, PREFILL = (1, 8, 32, 128), 128, 64, 4, 4096
 VOCAB_SIZE = 128_256
 
 
@@ -88,7 +88,7 @@ def ours(folder: Path, *, invariant: bool, lag: int) -> dict[str, float]:
         prefix_caching=False,
     )
     sizes: dict[str, Any] = {"prompt_len": PREFILL, "context_len": CONTEXT, "steps": STEPS}
-    figures = latency.measure(composition, batches=BATCHES, repeats=REPEATS + 1, **sizes)
+    figures = latency.measure(composition, batches=BATCHES, repeats=REPEATS, **sizes)
     found = {f"b{batch}": figures[f"decode_b{batch}_tokens_per_s"] for batch in BATCHES}
     return {"prefill": figures["prefill_tokens_per_s"], **found}
 

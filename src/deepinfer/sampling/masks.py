@@ -71,7 +71,7 @@ class AllowedTokens:
 
     def __call__(self, work: torch.Tensor, pos: torch.Tensor) -> None:
         kept = work[self.row_of, self.token_ids]
-        work[self.rows] = -torch.inf
+        work.index_fill_(0, self.rows, -torch.inf)
         work[self.row_of, self.token_ids] = kept
 
 

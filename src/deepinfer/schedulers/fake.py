@@ -45,7 +45,8 @@ class FakeExecutor:
     prefix is right; keys of wrong guesses are written too, as a model does.
 
     Args:
-        num_pages, page_tokens: of the book.
+        num_pages: of the book.
+        page_tokens: of the book.
         max_rows: of the scheduler.
         max_len: longest sequence.
         num_drafts: of the scheduler.

@@ -49,7 +49,8 @@ def check_op(
     Args:
         kind: "op.attention" or "attention", ...
         implementation: name of a registered implementation, a factory (it takes `device` and `dtype`), or the op.
-        device, dtype: what to check it for; dtype float32, float16 or bfloat16.
+        device: where it is checked.
+        dtype: of what it is given: float32, float16 or bfloat16.
         invariant: also demand that rows do not depend, bit for bit, on the rest of the batch.
         quick: fewer sizes of the same cases, for implementations that are slow (an interpreter).
         registry: where the name is looked up; None: the default one.

@@ -58,7 +58,9 @@ def make_paged_batch(
 
     Args:
         sequences: rows, in order; the first `num_decode` have one new token each.
-        num_heads, num_kv_heads, width: H, G, D.
+        num_heads: H.
+        num_kv_heads: G.
+        width: D.
         page_tokens: Z.
         num_decode: rows that the batch declares as decode rows.
         slack: how much `max_q` and `max_k` overstate.

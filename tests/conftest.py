@@ -7,8 +7,9 @@ import os
 from hypothesis import settings
 
 from .models.fixtures import smollm2_folder, smollm2_gguf, tiny_llama_folder, tiny_llama_folders
+from .threads import num_threads, one_thread
 
-__all__ = ["smollm2_folder", "smollm2_gguf", "tiny_llama_folder", "tiny_llama_folders"]
+__all__ = ["num_threads", "one_thread", "smollm2_folder", "smollm2_gguf", "tiny_llama_folder", "tiny_llama_folders"]
 
 # The same examples on every run of `make test`; `make test-all` draws fresh ones, ten times as many.
 settings.register_profile("seeded", deadline=None, derandomize=True, max_examples=50, print_blob=True)

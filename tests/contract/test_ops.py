@@ -1,7 +1,6 @@
 """Every implementation that is registered and usable here keeps the contract of its op."""
 
 import pytest
-import torch
 
 from deepinfer.kinds import OP_KINDS
 from deepinfer.registry import Registry
@@ -18,12 +17,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_something_is_checked():

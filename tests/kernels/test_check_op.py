@@ -10,13 +10,7 @@ from deepinfer.kernels import reference
 from deepinfer.registry import Registry
 from deepinfer.testing import assert_batch_invariant, check_op
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def fails(kind, op, *words, **options):

@@ -11,14 +11,6 @@ from deepinfer.kernels.quant import quantize
 from deepinfer.testing import Sequence, assert_batch_invariant, make_paged_batch
 
 
-@pytest.fixture(params=[1, 2])
-def num_threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def draw(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from deepinfer.kernels import native
 from deepinfer.testing.paged import PagedBatch, Sequence, make_paged_batch
+
+from ..threads import torch_threads
 
 pytestmark = pytest.mark.skipif(native.probe() is not None, reason=str(native.probe()))
 
@@ -71,19 +75,15 @@ def test_sixteen_bit_pools_equal_their_widened_values(attention, dtype: torch.dt
 
 def test_a_token_gives_the_same_bits_alone_in_chunks_and_in_a_prefill(attention) -> None:
     length = 150
-    before = torch.get_num_threads()
     results: dict[int, torch.Tensor] = {}
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            for chunk in (1, 2, 7, 8, 9, 32, 64, length):
-                for first in range(0, length, chunk):
-                    last = min(first + chunk, length)
-                    batch = batch_of((last - first, last), seed=chunk)
-                    for t, row in enumerate(run(attention, batch), start=first):
-                        assert torch.equal(results.setdefault(t, row.clone()), row), (threads, chunk, t)
-    finally:
-        torch.set_num_threads(before)
+    for threads, chunk in itertools.product((1, 2), (1, 2, 7, 8, 9, 32, 64, length)):
+        for first in range(0, length, chunk):
+            last = min(first + chunk, length)
+            batch = batch_of((last - first, last), seed=chunk)
+            with torch_threads(threads):
+                rows = run(attention, batch)
+            for t, row in enumerate(rows, start=first):
+                assert torch.equal(results.setdefault(t, row.clone()), row), (threads, chunk, t)
 
 
 def test_company_does_not_matter(attention) -> None:

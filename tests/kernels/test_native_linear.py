@@ -9,6 +9,8 @@ from deepinfer.errors import ConfigError
 from deepinfer.kernels import native
 from deepinfer.kernels.quant import FORMATS, QuantTensor, quantize
 
+from ..threads import torch_threads
+
 pytestmark = pytest.mark.skipif(native.probe() is not None, reason=str(native.probe()))
 
 SHAPES = [(48, 32), (17, 64), (130, 96), (96, 576), (64, 1536)]
@@ -18,14 +20,6 @@ COUNTS = [*range(1, 34), 64, 65, 97, 257]
 @pytest.fixture
 def linear():
     return native.make_linear(device="cpu", dtype="float32")
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -123,23 +117,19 @@ def test_rows_are_bitwise_the_same_in_any_batch(linear, what: str, num_out: int,
         quantize(weight, format=what) if what in FORMATS else weight.to(getattr(torch, what)), weight[:, 0]
     )
     x = normal(257, num_in, seed=1)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
+    with torch_threads(1):
         whole = linear(x, packed)
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
+    for threads in (1, 2, 3):
+        with torch_threads(threads):
             for count in COUNTS:
                 for offset in {0, 1, 5, 257 - count}:
                     if offset + count <= 257:
                         rows = slice(offset, offset + count)
                         assert same_bits(linear(x[rows], packed), whole[rows]), (threads, count, offset)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("what", ["float32", *FORMATS])
-def test_outputs_do_not_depend_on_their_neighbours(linear, threads: int, what: str) -> None:
+def test_outputs_do_not_depend_on_their_neighbours(linear, num_threads: int, what: str) -> None:
     """Packing some rows of a weight gives the bits of those rows of the whole."""
     weight, x = normal(160, 96), normal(11, 96, seed=1)
     whole = linear(x, linear.pack(quantize(weight, format=what) if what in FORMATS else weight))

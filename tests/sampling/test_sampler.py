@@ -14,6 +14,7 @@ from deepinfer.kernels.noise import gumbel_row
 from deepinfer.sampling import Sampler, TokenMasks, filter_logits
 from deepinfer.types import SamplingParams
 
+from ..threads import torch_threads
 from .support import GREEDY, INF, Rig, admission, gumbel_sample
 
 
@@ -139,13 +140,9 @@ def test_thread_count_changes_no_token(threads):
     torch.manual_seed(4)
     x = torch.randn(3, 49152) * 3
     rig = Rig(49152, SamplingParams(top_p=0.9, logprobs=0), SamplingParams(logprobs=5), GREEDY)
-    before = torch.get_num_threads()
     want = rig(x)
-    torch.set_num_threads(threads)
-    try:
+    with torch_threads(threads):
         got = rig(x)
-    finally:
-        torch.set_num_threads(before)
     assert torch.equal(got.tokens, want.tokens) and torch.equal(got.raw, want.raw)
     assert torch.equal(got.processed, want.processed)
 

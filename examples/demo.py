@@ -36,10 +36,8 @@ def answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) -> 
             print(output.text[shown:], end="", flush=True)
             shown = len(output.text)
     rest, count = time.perf_counter() - started - first, len(output.token_ids)
-    print(
-        f"\n           {len(output.prompt_ids)} prompt tokens, {output.num_cached_tokens} of them from the prefix cache; "
-        f"first token after {1e3 * first:.0f} ms, then {(count - 1) / rest:.0f} tokens/s\n"
-    )
+    prompt = f"{len(output.prompt_ids)} prompt tokens, {output.num_cached_tokens} of them from the prefix cache"
+    print(f"\n           {prompt}; first token after {1e3 * first:.0f} ms, then {(count - 1) / rest:.0f} tokens/s\n")
     return output.text
 
 

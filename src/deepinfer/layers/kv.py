@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import attrs
@@ -61,8 +62,7 @@ class KVPool:
         for group in spec.groups:
             shape = (2, num_pages, page_tokens, group.num_heads, group.head_dim)
             for layer in group.owners:
-                # zeros: calloc hands out untouched pages, so memory is used only as pages are written
-                self._pools[layer] = torch.zeros(shape, dtype=dtype, device=device)
+                self._pools[layer] = _zeros(shape, dtype, device)
         self._layers = {layer: (pool[0], pool[1]) for layer, pool in self._pools.items()}
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,3 +80,10 @@ class KVPool:
     @property
     def nbytes(self) -> int:
         return sum(pool.nbytes for pool in self._pools.values())
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """On the host from numpy, whose zeros are untouched memory: it is used only as pages are written."""
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

@@ -69,3 +69,13 @@ def test_the_environment_is_read_when_asked_and_empty_means_none(tmp_path):
     assert load_environment({"DEEPINFER_PLUGINS": " a, b ,"}).plugins == ("a", "b")
     found = load_environment({"DEEPINFER_ACCELERATOR": "nvidia", "DEEPINFER_HF_MODEL_DIR": str(tmp_path)})
     assert (found.accelerator, found.hf_model_dir) == ("nvidia", tmp_path)
+
+
+@pytest.mark.parametrize(("invariant", "linear"), [(False, "eager"), (True, "triton")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_a_gpu_products_are_the_vendors_unless_invariant(monkeypatch, dtype, invariant, linear):
+    monkeypatch.setattr("deepinfer.kernels.usable.triton_probe", lambda: None)
+    registry = Registry(plugins=())
+    need = {"device": "cuda", "dtype": dtype, "invariant": invariant, "head_dim": 64, "page_tokens": 16}
+    names = {kind: registry.select(kind, need=need).name for kind in OP_KINDS}
+    assert names == dict.fromkeys(OP_KINDS, "triton") | {"op.linear": linear}

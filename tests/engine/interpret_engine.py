@@ -12,9 +12,9 @@ import torch
 from deepinfer import LLM, SamplingParams
 from deepinfer.kinds import OP_KINDS
 
-PROMPTS = [list(range(5, 16)), [40, 7], [9] * 5]
-GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=4, ignore_eos=True)
+PROMPTS = [list(range(5, 14)), [40, 7], [9] * 5]
+GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.9, seed=3, max_tokens=3, ignore_eos=True)
 
 
 def tokens(folder: str, name: str) -> list[tuple[int, ...]]:

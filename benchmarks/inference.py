@@ -29,11 +29,11 @@ def commands(gguf: str, folder: str, cache: Path, threads: int) -> dict[str, lis
         "bare torch float32": [[str(PEERS / "bare_torch.py"), folder, t]],
         "llama.cpp Q4_1": [[str(PEERS / "llama_cpp.py"), gguf, t, str(slots)] for slots in (1, 8, 32)],
         "ctranslate2 int8": [[str(PEERS / "ctranslate2_int8.py"), folder, str(cache / "smollm2-ct2"), t]],
-        "deepinfer float32": [[ours, folder, t, "float32", "0"]],
-        "deepinfer float32 invariant": [[ours, folder, t, "float32", "1"]],
-        "deepinfer bfloat16 weights": [[ours, folder, t, "bfloat16", "1"]],
-        "deepinfer int8 (q8_0)": [[ours, gguf, t, "q8_0", "1"]],
-        "deepinfer 4-bit (as stored)": [[ours, gguf, t, "auto", "1"]],
+        "deepinfer float32": [[ours, folder, t, "float32", "float32", "0"]],
+        "deepinfer float32 invariant": [[ours, folder, t, "float32", "float32", "1"]],
+        "deepinfer bf16 weights": [[ours, folder, t, "bfloat16", "float16", "1"]],
+        "deepinfer int8 (q8_0)": [[ours, gguf, t, "q8_0", "float16", "1"]],
+        "deepinfer 4-bit (Q4_1 file)": [[ours, gguf, t, "auto", "float16", "1"]],
     }
 
 

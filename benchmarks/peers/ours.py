@@ -1,4 +1,4 @@
-"""This library's engine: ours.py MODEL THREADS WEIGHTS INVARIANT(0|1)"""
+"""This library's engine: ours.py MODEL THREADS WEIGHTS CACHE_DTYPE INVARIANT(0|1)"""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from deepinfer.bench import latency
 from deepinfer.engine import Composition
 
 
-def main(model: str, threads: int, weights: str, invariant: bool) -> None:
+def main(model: str, threads: int, weights: str, cache_dtype: str, invariant: bool) -> None:
     torch.set_num_threads(threads)
     composition = Composition(
-        model=model, weights=weights, invariant=invariant, max_rows=max(rates.BATCHES), max_len=1024, cache_tokens=8192
+        model=model,
+        weights=weights,
+        cache_dtype=cache_dtype,
+        invariant=invariant,
+        max_rows=max(rates.BATCHES),
+        max_len=1024,
+        cache_tokens=8192,
     )
     figures = latency.measure(
         composition,
@@ -30,4 +36,4 @@ def main(model: str, threads: int, weights: str, invariant: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4] == "1")
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5] == "1")

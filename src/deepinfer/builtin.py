@@ -23,7 +23,8 @@ def deepinfer_records() -> Iterator[Record]:
 def _ops() -> Iterator[Record]:
     for kind in OP_KINDS:
         make = "make_" + kind.removeprefix("op.")
-        yield Record(kind, "reference", f"deepinfer.kernels.reference:{make}")
+        accepts = "deepinfer.kernels.usable:reference_accepts"
+        yield Record(kind, "reference", f"deepinfer.kernels.reference:{make}", accepts=accepts)
         yield Record(
             kind,
             "eager",

@@ -35,7 +35,7 @@ class Kind:
 
 
 _OP_KEYWORDS = ("device", "dtype", "invariant")
-_OP_NEED = ("device", "dtype", "invariant", "head_dim", "page_tokens", "weight_format")
+_OP_NEED = ("device", "dtype", "invariant", "head_dim", "page_tokens", "weight_format", "cache_dtype")
 _OP_CHECK = "deepinfer.testing:check_op"
 
 

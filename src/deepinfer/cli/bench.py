@@ -30,6 +30,7 @@ def _engine_options(parser: argparse.ArgumentParser) -> None:
         "--model", help="HF folder, .gguf file or hub id (default: DEEPINFER_HF_MODEL_DIR, else smollm2)"
     )
     parser.add_argument("--weights", default="auto")
+    parser.add_argument("--cache-dtype", help="float32, float16 or bfloat16 keys and values")
     parser.add_argument("--accelerator")
     parser.add_argument("--invariant", action="store_true")
     parser.add_argument("--threads", type=int, help="CPU threads of torch")
@@ -75,6 +76,7 @@ def _composition(args: argparse.Namespace):  # noqa: ANN202  (imported late)
         model=str(args.model or settings.hf_model_dir or "smollm2"),
         accelerator=args.accelerator or settings.accelerator,
         weights=args.weights,
+        cache_dtype=args.cache_dtype,
         invariant=args.invariant,
         lag=args.lag,
         max_rows=args.max_rows,

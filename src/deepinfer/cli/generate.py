@@ -24,6 +24,7 @@ def register(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--stop", action="append", default=[], help="text that ends the answer (repeatable)")
     parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
     parser.add_argument("--weights", default="auto", help="auto, float32, bfloat16, q4_1, q8_0, int8, ...")
+    parser.add_argument("--cache-dtype", help="float32, float16 or bfloat16 keys and values (default: of activations)")
     parser.add_argument("--accelerator", help="cpu, nvidia, ascend or a plugin's (default: DEEPINFER_ACCELERATOR)")
     parser.add_argument("--invariant", action="store_true", help="bitwise batch invariance")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         model=str(args.model or settings.hf_model_dir or "smollm2"),
         accelerator=args.accelerator or settings.accelerator,
         weights=args.weights,
+        cache_dtype=args.cache_dtype,
         invariant=args.invariant,
         max_rows=1,
     )

@@ -12,7 +12,7 @@ from ..cache import PagedBook
 from ..errors import ConfigError
 from ..layers.kv import KVPool
 from ..models import Checkpoint, LoadOptions, find_demo_model, load_model, open_checkpoint
-from ..protocols import ChatFormat, LogitsTransform, Model, Observer
+from ..protocols import ChatFormat, LogitsTransform, Observer
 from ..registry import Registry, default_registry
 from ..sampling import Sampler
 from ..schedulers import Scheduler
@@ -43,14 +43,15 @@ def compose(
     accelerator: Accelerator = registry.resolve("accelerator", name=composition.accelerator)
     path = find_demo_model() if composition.model == "smollm2" else composition.model
     checkpoint = open_checkpoint(path, progress=progress, registry=registry)
-    model = load_model(checkpoint, _options(composition, accelerator), registry=registry, progress=progress)
+    options = _options(composition, accelerator)
+    model = load_model(checkpoint, options, registry=registry, progress=progress)
     max_len = min(composition.max_len or model.context_len, model.context_len)
-    num_pages = _num_pages(composition, model, max_len)
+    num_pages = _num_pages(composition, model.cache_spec.bytes_per_token(options.torch_cache_dtype), max_len)
     kv = KVPool(
         model.cache_spec,
         num_pages=num_pages,
         page_tokens=composition.page_tokens,
-        dtype=model.dtype,
+        dtype=options.torch_cache_dtype,
         device=model.device,
     )
     book = PagedBook(num_pages, page_tokens=composition.page_tokens, prefix_caching=composition.prefix_caching)
@@ -90,6 +91,7 @@ def _options(composition: Composition, accelerator: Accelerator) -> LoadOptions:
         device=accelerator.device,
         dtype=composition.dtype or accelerator.dtype,
         weights=composition.weights,
+        cache_dtype=composition.cache_dtype,
         invariant=composition.invariant,
         page_tokens=composition.page_tokens,
         context_len=composition.max_len,
@@ -97,9 +99,9 @@ def _options(composition: Composition, accelerator: Accelerator) -> LoadOptions:
     )
 
 
-def _num_pages(composition: Composition, model: Model, max_len: int) -> int:
+def _num_pages(composition: Composition, token_bytes: int, max_len: int) -> int:
     """Pages of the pool, page 0 included."""
-    page_bytes = model.cache_spec.bytes_per_token(model.dtype) * composition.page_tokens
+    page_bytes = token_bytes * composition.page_tokens
     if composition.cache_tokens is not None:
         wanted = -(-composition.cache_tokens // composition.page_tokens)
     else:

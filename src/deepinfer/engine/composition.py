@@ -39,10 +39,12 @@ class Composition:
     model: str
     #: Registered accelerator (cpu, nvidia, ascend, a plugin's); None takes the best one available.
     accelerator: str | None = None
-    #: Type of activations and cache; None takes the accelerator's default.
+    #: Type of activations; None takes the accelerator's default.
     dtype: str | None = None
     #: auto, float32, bfloat16, float16, q4_0, q4_1, q8_0 or int8; see `models.LoadOptions`.
     weights: str = "auto"
+    #: Type of keys and values in their pages; None takes `dtype`. On the CPU float16 and bfloat16 halve their traffic.
+    cache_dtype: str | None = None
     #: Bitwise batch invariance.
     invariant: bool = False
     page_tokens: int = attrs.field(default=16, validator=_at_least(1))

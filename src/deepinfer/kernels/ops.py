@@ -123,6 +123,7 @@ def bind_ops(
     head_dim: int,
     page_tokens: int,
     weight_format: str = "float",
+    cache_dtype: Any = None,
     invariant: bool = False,
     want: Mapping[str, str] | None = None,
     registry: Registry | None = None,
@@ -135,6 +136,7 @@ def bind_ops(
         head_dim: width D of an attention head.
         page_tokens: tokens Z of a page.
         weight_format: "float", or the format of the quantised weights.
+        cache_dtype: torch dtype or its name: that of the keys and values in their pages; None: `dtype`.
         invariant: only implementations whose rows do not depend, bit for bit, on the rest of the batch.
         want: op ("attention" or "op.attention") to the name of the implementation it must be.
         registry: None for the default one.
@@ -151,6 +153,7 @@ def bind_ops(
         "head_dim": head_dim,
         "page_tokens": page_tokens,
         "weight_format": weight_format,
+        "cache_dtype": str(cache_dtype or dtype).removeprefix("torch."),
     }
     wanted = _by_kind(want or {})
     picked = {kind: registry.select(kind, name=wanted.get(kind), need=need) for kind in OP_KINDS}

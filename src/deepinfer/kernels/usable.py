@@ -6,15 +6,25 @@ import importlib.util
 import os
 from typing import Any
 
-__all__ = ["eager_accepts", "interpreting", "triton_accepts", "triton_probe"]
+__all__ = ["eager_accepts", "interpreting", "reference_accepts", "triton_accepts", "triton_probe"]
 
 MAX_HEAD_DIM = 256
 #: Device nodes without which no driver can be there (NVIDIA, under Windows, AMD): spares the import of torch.
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
-def eager_accepts(*, device: str = "cpu", invariant: bool = False, **_need: Any) -> str | None:
+def reference_accepts(*, dtype: str = "float32", cache_dtype: str | None = None, **_need: Any) -> str | None:
+    """Keys and values are kept in the type of the activations."""
+    if cache_dtype not in (None, dtype):
+        return f"it keeps keys and values in the type of activations, {dtype}, not in {cache_dtype}"
+    return None
+
+
+def eager_accepts(*, device: str = "cpu", invariant: bool = False, **need: Any) -> str | None:
     """Torch promises nothing about rows on accelerators."""
+    reason = reference_accepts(**need)
+    if reason is not None:
+        return reason
     if invariant and device.partition(":")[0] != "cpu":
         return f"torch on {device} chooses the order of sums by the batch; invariant mode needs another implementation"
     return None
@@ -45,11 +55,15 @@ def triton_accepts(
     dtype: str = "float32",
     head_dim: int = 64,
     page_tokens: int = 16,
+    cache_dtype: str | None = None,
     **_need: Any,
 ) -> str | None:
     """Head widths from 16 to 256, pages of a power of two tokens; no bfloat16 in the interpreter."""
     if device.partition(":")[0] == "cpu" and not interpreting():
         return "on the CPU it needs TRITON_INTERPRET=1"
+    reason = reference_accepts(dtype=dtype, cache_dtype=cache_dtype)
+    if reason is not None:
+        return reason
     if interpreting() and dtype == "bfloat16":
         return "the interpreter multiplies bfloat16 wrongly"
     if not 16 <= head_dim <= MAX_HEAD_DIM or head_dim % 2:

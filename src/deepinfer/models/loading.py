@@ -41,6 +41,7 @@ def load_model(
         device=options.device,
         dtype=options.dtype,
         invariant=options.invariant,
+        cache_dtype=options.cache_dtype,
         page_tokens=options.page_tokens,
         weight_format=_weight_format(checkpoint, options),
         want=options.want,

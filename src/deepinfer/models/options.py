@@ -34,10 +34,12 @@ class LoadOptions:
     """How to load a model; all fields have working defaults for the CPU."""
 
     device: str = "cpu"
-    #: Type of activations and of the KV cache.
+    #: Type of activations.
     dtype: str = attrs.field(default="float32", validator=_known_dtype)
     #: `auto` keeps what the file stores; a float type dequantises; a quantised format quantises at load.
     weights: str = attrs.field(default="auto", validator=_known_format)
+    #: Type of keys and values in their pages; None: `dtype`. A 16-bit one halves their traffic.
+    cache_dtype: str | None = attrs.field(default=None, validator=attrs.validators.optional(_known_dtype))
     #: Bitwise batch invariance, see docs/architecture.md.
     invariant: bool = False
     page_tokens: int = 16
@@ -49,6 +51,10 @@ class LoadOptions:
     @property
     def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
+
+    @property
+    def torch_cache_dtype(self) -> torch.dtype:
+        return DTYPES[self.cache_dtype or self.dtype]
 
     def place(self, embedding: Weight) -> Weight:
         """The embedding table where it will be read; on the CPU it stays a view of the file."""

@@ -33,8 +33,8 @@ INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 INLINE size_t type_size(int type) { return type == TYPE_F32 ? 4 : 2; }
 
-/* Products below which a linear layer runs on one thread: waking a second one costs a few us, which is what it would save. */
-#define SERIAL_PRODUCTS 600000
+/* Products below which a linear layer runs on one thread: waking a second one costs about what it would save. */
+#define SERIAL_PRODUCTS 150000
 
 /* 64-byte aligned memory, so that a vector never straddles a cache line; NULL when there is none. */
 INLINE void *aligned_scratch(size_t bytes) { return aligned_alloc(64, (bytes + 63) & ~(size_t)63); }

@@ -22,7 +22,7 @@
  */
 #include "kernels.h"
 
-enum { GROUP = 32, LANES = 8, TILE = 8, ROWS_IN_CACHE = 64, SERIAL_ELEMENTS = 16384 };
+enum { GROUP = 32, LANES = 8, TILE = 8, ROWS_IN_CACHE = 64, SERIAL_ELEMENTS = 16384, BLOCKS_AHEAD = 4 };
 enum { Q4 = 0, Q8 = 1, INT8 = 2 }; /* in step with lib.py */
 
 typedef struct {
@@ -182,12 +182,23 @@ static const Tile TILES[3][TILE + 1] = {
     {0, int8_1, int8_2, int8_3, int8_4, 0, 0, 0, 0},
 };
 
+/* Weights come from memory once; asking a few blocks ahead hides what the hardware's own prefetch, which stops at
+ * every 4 KiB, does not. */
+static void prefetch_block(const Quantised *l, int format, int64_t b) {
+    const int64_t code_bytes = l->groups * (format == Q4 ? 128 : 256), scale_bytes = l->groups * (format == Q4 ? 32 : 16);
+    const char *codes = (const char *)l->quants + b * code_bytes, *scales = (const char *)l->scales + b * scale_bytes;
+    for (int64_t i = 0; i < code_bytes; i += 64) __builtin_prefetch(codes + i);
+    if (format == INT8) return;
+    for (int64_t i = 0; i < scale_bytes; i += 64) __builtin_prefetch(scales + i);
+}
+
 /* A block of 64 rows of x stays in the second-level cache, a block of weights (5 KiB at K = 1024) in the first. */
 static void region(const Quantised *l, int format, int64_t m0, int64_t m1, int64_t b0, int64_t b1) {
     const int widest = format == Q4 ? TILE : 4; /* q8 keeps one integer sum a row in a register */
     for (int64_t m = m0; m < m1; m += ROWS_IN_CACHE) {
         const int64_t end = min_i64(m + ROWS_IN_CACHE, m1);
         for (int64_t b = b0; b < b1; b++) {
+            if (m == m0) prefetch_block(l, format, min_i64(b + BLOCKS_AHEAD, b1 - 1));
             int64_t r = m;
             while (r < end) {
                 int64_t rows = min_i64(end - r, widest);

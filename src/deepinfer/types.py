@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -14,6 +15,9 @@ from .errors import DeepInferError, InvalidRequest
 __all__ = ["Completion", "FinishReason", "Request", "RequestOutput", "SamplingParams", "TokenLogprob"]
 
 MAX_SEED = 2**64 - 1
+MAX_SAMPLES = 1024
+MIN_TEMPERATURE = 1e-6
+MAX_BIAS = 1e6
 
 Check = Callable[[object, attrs.Attribute, Any], None]
 
@@ -33,19 +37,44 @@ class FinishReason(enum.StrEnum):
 
 
 def _ints(values: Sequence[int]) -> tuple[int, ...]:
-    return tuple(int(v) for v in values)
+    """Integers of any integer type; a float that would lose its fraction is no token id."""
+    try:
+        return tuple(operator.index(v) for v in values)
+    except TypeError as error:
+        raise InvalidRequest(f"{str(values)[:80]!r} is no sequence of integers: {error}; expected token ids") from None
 
 
 def _texts(values: str | Sequence[str]) -> tuple[str, ...]:
-    return (values,) if isinstance(values, str) else tuple(values)
+    texts = (values,) if isinstance(values, str) else tuple(values) if isinstance(values, Iterable) else (values,)
+    for text in texts:
+        if not isinstance(text, str):
+            raise InvalidRequest(f"{str(text)[:80]!r} is a {type(text).__name__}; expected text")
+    return texts
 
 
 def _bad_words(values: Sequence[str | Sequence[int]]) -> tuple[str | tuple[int, ...], ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InvalidRequest(f"bad_words is {str(values)[:80]!r}; expected a list of texts or token id lists")
     return tuple(v if isinstance(v, str) else _ints(v) for v in values)
 
 
-def _biases(values: Mapping[int, float]) -> Mapping[int, float]:
-    return dict(values)
+def _biases(values: Mapping[int, float]) -> dict[int, float]:
+    try:
+        return {operator.index(token): float(bias) for token, bias in dict(values).items()}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"logit_bias is {str(values)[:80]}: {error}; expected token id: number") from None
+
+
+def _text(_instance: object, attribute: attrs.Attribute, value: str) -> None:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{attribute.name} is {str(value)[:80]!r}; expected text")
+
+
+def _temperature(_instance: object, attribute: attrs.Attribute, value: float) -> None:
+    """Smaller ones would be no different from 0 but for dividing by it."""
+    _between(0.0, 100.0)(_instance, attribute, value)
+    if 0 < value < MIN_TEMPERATURE:
+        raise InvalidRequest(f"temperature is {value!r}; expected 0 (exact argmax) or at least {MIN_TEMPERATURE}")
 
 
 def _between(low: float, high: float, *, open_low: bool = False) -> Callable[[object, attrs.Attribute, float], None]:
@@ -82,7 +111,7 @@ class SamplingParams:
     #: Stop ids are not sampled before this many tokens are out.
     min_tokens: int = attrs.field(default=0, validator=_count(0))
     #: 0 is exact argmax, lowest id on ties.
-    temperature: float = attrs.field(default=1.0, validator=_between(0.0, 100.0))
+    temperature: float = attrs.field(default=1.0, validator=_temperature)
     #: 0 keeps the whole vocabulary.
     top_k: int = attrs.field(default=0, validator=_count(0))
     top_p: float = attrs.field(default=1.0, validator=_between(0.0, 1.0, open_low=True))
@@ -129,28 +158,37 @@ class SamplingParams:
             raise InvalidRequest("stop holds an empty string, which would end every completion at once")
         if any(not word for word in self.bad_words):
             raise InvalidRequest("bad_words holds an empty word; remove it")
+        if self.n > MAX_SAMPLES:
+            raise InvalidRequest(f"n is {self.n}; expected at most {MAX_SAMPLES}")
         for token, bias in self.logit_bias.items():
-            if not isinstance(token, int) or math.isnan(bias):
-                raise InvalidRequest(f"logit_bias holds {token!r}: {bias!r}; expected token id: number")
+            if not abs(bias) <= MAX_BIAS:
+                raise InvalidRequest(f"logit_bias holds {token}: {bias}; expected a number of at most {MAX_BIAS:g}")
+
+
+def _params(_instance: object, attribute: attrs.Attribute, value: SamplingParams) -> None:
+    if not isinstance(value, SamplingParams):
+        raise InvalidRequest(f"{attribute.name} is a {type(value).__name__}; expected SamplingParams")
 
 
 @attrs.frozen(kw_only=True)
 class Request:
     """One prompt and how to continue it."""
 
-    request_id: str
+    request_id: str = attrs.field(validator=_text)
     prompt_ids: tuple[int, ...] = attrs.field(converter=_ints, repr=False)
-    params: SamplingParams = attrs.field(factory=SamplingParams)
+    params: SamplingParams = attrs.field(factory=SamplingParams, validator=_params)
     #: Larger is served first by the priority policy.
-    priority: int = 0
+    priority: int = attrs.field(default=0, validator=_count(-(2**31)))
     #: Seconds after arrival at which it ends with `FinishReason.DEADLINE`.
-    deadline_s: float | None = None
+    deadline_s: float | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_between(0.0, math.inf, open_low=True))
+    )
     #: Who to account it to (fair share).
-    user: str = ""
+    user: str = attrs.field(default="", validator=_text)
     #: Requests share cached prefixes only within one salt (one per tenant).
-    salt: str = ""
+    salt: str = attrs.field(default="", validator=_text)
     #: Further things the cached keys depend on (an adapter name, image hashes).
-    extra_keys: tuple[str, ...] = ()
+    extra_keys: tuple[str, ...] = attrs.field(default=(), converter=_texts)
 
 
 @attrs.frozen(kw_only=True)

@@ -6,7 +6,7 @@ import pytest
 
 from deepinfer import LLM, SamplingParams
 from deepinfer.engine import AsyncEngine, Composition
-from deepinfer.errors import InvalidRequest
+from deepinfer.errors import InvalidRequest, RequestError
 
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = [list(range(5 + i, 40 + i)) for i in range(6)]
@@ -75,3 +75,21 @@ def test_closing_with_streams_open_ends_them(engine) -> None:
         return str(rest[-1].completions[0].finish_reason)
 
     assert asyncio.run(asyncio.wait_for(main(), 60)) == "cancelled"
+
+
+def test_nobody_waits_for_an_engine_that_has_failed_or_closed(engine, monkeypatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("the engine itself broke")
+
+    async def main() -> None:
+        async with AsyncEngine(engine) as served:
+            await served.generate(PROMPTS[0], PARAMS)
+            monkeypatch.setattr(engine, "step", broken)
+            with pytest.raises(RuntimeError, match="itself broke"):
+                await served.generate(PROMPTS[1], PARAMS)
+            with pytest.raises(RequestError, match="no more requests"):
+                await served.generate(PROMPTS[2], PARAMS)
+        with pytest.raises(RequestError, match="no more requests"):
+            await served.generate(PROMPTS[2], PARAMS)
+
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -1,6 +1,7 @@
 """The engine on a tiny model: options, errors, endings, bookkeeping."""
 
 import json
+import shutil
 
 import pluggy
 import pytest
@@ -8,7 +9,14 @@ import torch
 
 from deepinfer import LLM, SamplingParams
 from deepinfer.engine import Composition
-from deepinfer.errors import ConfigError, ContextLengthExceeded, InvalidRequest, NumericalError, StepFailed
+from deepinfer.errors import (
+    CheckpointError,
+    ConfigError,
+    ContextLengthExceeded,
+    InvalidRequest,
+    NumericalError,
+    StepFailed,
+)
 from deepinfer.types import FinishReason
 
 PROMPT = list(range(5, 40))
@@ -60,12 +68,102 @@ def test_bad_requests_get_typed_errors_and_the_others_go_on(llm) -> None:
         {"logit_bias": {1: float("nan")}},
         {"forced_tokens": [1, 2], "max_tokens": 1},
         {"max_tokens": True},
+        {"temperature": 1e-46},
+        {"logit_bias": {5: 1e39}},
+        {"logit_bias": {"x": 1.0}},
+        {"stop": [5]},
+        {"stop": b"bytes"},
+        {"stop_token_ids": [1.5]},
+        {"bad_words": 5},
+        {"n": 200_000},
     ],
 )
 def test_bad_parameters_are_refused_when_made(fields) -> None:
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams(**fields)
-    assert next(iter(fields)) in str(caught.value)
+    words = ("integers", "text", next(iter(fields)))
+    assert any(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"salt": {}},
+        {"salt": 5},
+        {"extra_keys": 5},
+        {"extra_keys": [5]},
+        {"user": None},
+        {"priority": "high"},
+        {"deadline_s": "5"},
+        {"deadline_s": 0},
+        {"deadline_s": float("nan")},
+        {"request_id": 7},
+    ],
+)
+def test_bad_fields_of_a_request_cost_nobody_else_anything(llm, fields) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.engine.add(PROMPT, greedy(), **fields)
+    for prompt in ([1.7, 2.2], ["x"], None, b"bytes", 5, [float("nan")]):
+        with pytest.raises(InvalidRequest):
+            llm.engine.add(prompt, greedy())
+    assert llm.generate(PROMPT, greedy())[0].error is None
+    assert is_empty(llm)
+
+
+def test_refusing_one_prompt_of_a_call_leaves_none_behind(llm) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.engine.generate([PROMPT, []], greedy())
+    while llm.engine.has_work:
+        llm.engine.step()
+    assert is_empty(llm)
+
+
+def test_a_stop_string_in_the_last_allowed_token_is_the_reason(llm) -> None:
+    texts = [llm.generate(PROMPT, greedy(max_tokens=count))[0].text for count in range(1, 9)]
+    stop = texts[-1][-2:]
+    count = next(i for i, text in enumerate(texts, start=1) if stop in text)
+    output = llm.generate(PROMPT, greedy(max_tokens=count, stop=[stop]))[0]
+    assert (output.completions[0].finish_reason, output.completions[0].stop_reason) == (FinishReason.STOP, stop)
+
+
+def test_an_observer_that_raises_costs_nothing(tiny_llama_folder, caplog) -> None:
+    class Broken:
+        def request_added(self, *about):
+            raise RuntimeError("observer broke")
+
+        step_done = request_finished = request_added
+
+    llm = LLM(str(tiny_llama_folder), weights="float32", observers=[Broken()], progress=False)
+    assert llm.generate(PROMPT, greedy())[0].error is None
+    assert "observer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_attention_heads": 0},
+        {"num_attention_heads": "4"},
+        {"hidden_size": None},
+        {"rms_norm_eps": "x"},
+        {"rms_norm_eps": None},
+        {"rope_parameters": "linear"},
+        {"rope_parameters": {"rope_type": "linear", "factor": 0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": None}},
+        {"max_position_embeddings": 10**12},
+        {"eos_token_id": 10**6},
+        {"model_type": None},
+        {"model_type": "spiral"},
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_a_typed_error(tiny_llama_folder, tmp_path, changes) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_llama_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    with pytest.raises((CheckpointError, ConfigError)):
+        Composition(model=str(folder), weights="float32").build()
 
 
 def test_parameters_are_checked_against_the_vocabulary(llm) -> None:

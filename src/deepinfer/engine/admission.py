@@ -49,8 +49,6 @@ def check_request(request: Request, limits: Limits) -> None:
             f"request {request.request_id}: the prompt has {len(prompt)} tokens; at most {limits.max_len - 1} "
             f"fit beside one generated token. Shorten it or compose with a larger max_len"
         )
-    if request.deadline_s is not None and not request.deadline_s > 0:
-        raise InvalidRequest(f"request {request.request_id}: deadline_s is {request.deadline_s}; expected > 0")
     check_params(request.params, limits.vocab_size)
 
 

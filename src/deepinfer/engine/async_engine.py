@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from ..errors import RequestError
 from ..types import RequestOutput, SamplingParams
 from .engine import Engine
 
@@ -27,6 +28,7 @@ class AsyncEngine:
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._closing = False
+        self._fault: BaseException | None = None
         self._queues: dict[str, asyncio.Queue[RequestOutput | BaseException]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -94,6 +96,8 @@ class AsyncEngine:
 
         def add() -> None:
             try:
+                if self._fault is not None:
+                    raise self._fault
                 request_id = self.engine.add(prompt, params, stream=True, **fields)
             except Exception as error:
                 loop.call_soon_threadsafe(_settle, added, None, error)
@@ -101,7 +105,8 @@ class AsyncEngine:
             self._queues[request_id] = queue
             loop.call_soon_threadsafe(_settle, added, request_id, None)
 
-        self._command(add)
+        if not self._command(add):
+            raise RequestError("the engine takes no more requests: it is closed, or it failed") from self._fault
         try:
             return await added
         except asyncio.CancelledError:
@@ -110,24 +115,30 @@ class AsyncEngine:
             raise
 
     def _drop(self, queue: asyncio.Queue[RequestOutput | BaseException]) -> None:
-        for request_id in [key for key, value in self._queues.items() if value is queue]:
-            del self._queues[request_id]
+        for request_id in [key for key, value in list(self._queues.items()) if value is queue]:
+            self._queues.pop(request_id, None)
             self.engine.cancel(request_id)
 
-    def _command(self, command: Callable[[], None]) -> None:
+    def _command(self, command: Callable[[], None]) -> bool:
+        """Have the worker run it; False once the worker has gone."""
         with self._wake:
+            if self._closing or self._fault is not None:
+                return False
             self._commands.append(command)
             self._wake.notify()
+        return True
 
     def _work(self) -> None:
-        while self._run_commands():
-            try:
-                outputs = self.engine.step()
-            except Exception as error:  # a fault of the engine itself: nobody may wait for ever
-                self._deliver_failure(error)
-                return
-            for output in outputs:
-                self._deliver(output)
+        try:
+            while self._run_commands():
+                for output in self.engine.step():
+                    self._deliver(output)
+        except Exception as error:  # a fault of the engine itself: nobody may wait for ever
+            with self._wake:
+                self._fault = error
+            self._deliver_failure(error)
+            for command in self._commands:  # adds that wait: their engine is at fault, and they fail with it
+                command()
 
     def _run_commands(self) -> bool:
         """Run what was asked for; waits while there is nothing to do. False when it is time to go."""

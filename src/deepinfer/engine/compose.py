@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 
 from ..accelerator import Accelerator
 from ..cache import PagedBook
-from ..errors import ConfigError
+from ..errors import CheckpointError, ConfigError
 from ..layers.kv import KVPool
 from ..models import Checkpoint, LoadOptions, find_demo_model, load_model, open_checkpoint
-from ..protocols import ChatFormat, LogitsTransform, Observer
+from ..protocols import ChatFormat, LogitsTransform, Observer, Tokenizer
 from ..registry import Registry, default_registry
 from ..sampling import Sampler
 from ..schedulers import Scheduler
@@ -62,15 +62,15 @@ def compose(
         max_tokens_per_step=composition.max_tokens_per_step,
         max_len=max_len,
     )
+    tokenizer: Tokenizer = registry.resolve("tokenizer", checkpoint=checkpoint)
+    eos_ids = _eos_ids(checkpoint, tokenizer, model.vocab_size)
     sampler = Sampler(model.ops.sample, vocab_size=model.vocab_size, transforms=transforms)
-    executor = ModelExecutor(
-        model, kv, sampler, max_rows=composition.max_rows, max_len=max_len, eos_ids=checkpoint.eos_ids
-    )
+    executor = ModelExecutor(model, kv, sampler, max_rows=composition.max_rows, max_len=max_len, eos_ids=eos_ids)
     return Engine(
         scheduler,
         executor,
-        limits=Limits(model.vocab_size, max_len, checkpoint.eos_ids),
-        tokenizer=registry.resolve("tokenizer", checkpoint=checkpoint),
+        limits=Limits(model.vocab_size, max_len, eos_ids),
+        tokenizer=tokenizer,
         chat_format=_chat_format(checkpoint, registry),
         lag=composition.lag,
         seed=composition.seed,
@@ -78,6 +78,17 @@ def compose(
         model_name=composition.model,
         composition=composition,
     )
+
+
+def _eos_ids(checkpoint: Checkpoint, tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+    """Ids that end a completion, as configurations and tokenizer name them."""
+    ids = tuple(dict.fromkeys([*checkpoint.eos_ids, *tokenizer.eos_ids]))
+    outside = [i for i in ids if not 0 <= i < vocab_size]
+    if outside:
+        raise CheckpointError(
+            f"{checkpoint.path}: end-of-sequence id {outside[0]} is outside the vocabulary of {vocab_size}"
+        )
+    return ids
 
 
 def _chat_format(checkpoint: Checkpoint, registry: Registry) -> ChatFormat | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import attrs
 
 from ..cache import PagedBook
-from ..errors import DeepInferError, InvalidRequest, UnsupportedOption
+from ..errors import DeepInferError, InvalidRequest, RequestError, UnsupportedOption
 from ..plan import PromptScores, StepResult, TopLogprobs
 from ..protocols import ChatFormat, Executor, Observer, Tokenizer
 from ..schedulers import Scheduler, StepEvents, StepLoop
@@ -22,6 +23,8 @@ from .metrics import EngineMetrics
 from .tracker import RequestTracker, token_logprob
 
 __all__ = ["Engine"]
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -89,6 +92,8 @@ class Engine:
         Raises:
             RequestError: it cannot be served as asked; nothing was submitted.
         """
+        if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
+            raise InvalidRequest(f"the prompt is a {type(prompt).__name__}; expected text or token ids")
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise InvalidRequest("the prompt is text, but the engine has no tokenizer; pass token ids")
@@ -117,8 +122,7 @@ class Engine:
         self._num_added += 1
         self._live[request.request_id] = tracker
         self._tracker_of.update({sequence: (tracker, i) for i, sequence in enumerate(sequences)})
-        for observer in self._observers:
-            observer.request_added(resolved)
+        self._tell("request_added", resolved)
 
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
@@ -162,7 +166,13 @@ class Engine:
             RequestError: a prompt cannot be served as asked (`LLM.generate` reports it in that prompt's output).
         """
         each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
-        ids = [self.add(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
+        ids: list[str] = []
+        try:
+            ids.extend(self.add(prompt, one) for prompt, one in zip(prompts, each, strict=True))
+        except RequestError:
+            for request_id in ids:
+                self.cancel(request_id)
+            raise
         wanted, done = set(ids), {}
         while len(done) < len(ids):
             done.update({output.request_id: output for output in self.step() if output.request_id in wanted})
@@ -183,7 +193,7 @@ class Engine:
         return self._metrics
 
     def config(self) -> Mapping[str, Any]:
-        """The composition as plain JSON values."""
+        """Lag, scheduler and executor as plain JSON values; what it was built from is `composition`."""
         parts = {"scheduler": self.scheduler, "executor": self.executor}
         return {
             "lag": self.loop.lag,
@@ -207,8 +217,7 @@ class Engine:
         if not events.plan.num_rows:  # endings between steps
             return
         self._metrics.counters["steps_total"] += 1
-        for observer in self._observers:
-            observer.step_done(events.plan, events.result)
+        self._tell("step_done", events.plan, events.result)
 
     def _take_tokens(
         self,
@@ -231,8 +240,9 @@ class Engine:
             self._time_token(tracker, index, sequence, now)
             stop = builder.push(token_id, logprob)
             if stop is not None:
+                # the token may also have been the last allowed one: the text was cut, so the stop is the reason
                 self.scheduler.finish(sequence, FinishReason.STOP, stop_reason=stop)
-                self._finish(sequence, now)
+                self._finish(sequence, now, stop=stop)
 
     def _take_scores(self, events: StepEvents) -> None:
         scores: PromptScores
@@ -254,15 +264,16 @@ class Engine:
             self._metrics.histograms["inter_token_latency_seconds"].observe(now - tracker.last_token_s[index])
         tracker.last_token_s[index] = now
 
-    def _finish(self, sequence: ScheduledSequence, now: float) -> None:
+    def _finish(self, sequence: ScheduledSequence, now: float, *, stop: str | None = None) -> None:
         found = self._tracker_of.pop(sequence, None)
         if found is None:
             return
         tracker, index = found
         assert sequence.finish_reason is not None
-        tracker.builders[index].finish(
-            sequence.finish_reason, stop_reason=sequence.stop_reason, error=_as_error(sequence.error)
+        reason, stop_reason = (
+            (sequence.finish_reason, sequence.stop_reason) if stop is None else (FinishReason.STOP, stop)
         )
+        tracker.builders[index].finish(reason, stop_reason=stop_reason, error=_as_error(sequence.error))
         if tracker.finished:
             self._ended.append(tracker)
             self._metrics.finished[str(tracker.finish_reason)] += 1
@@ -270,13 +281,20 @@ class Engine:
             if tracker.first_token_s is not None:
                 self._metrics.histograms["request_decode_time_seconds"].observe(now - tracker.first_token_s)
 
+    def _tell(self, event: str, *about: Any) -> None:
+        """An observer that fails is reported and costs no request anything."""
+        for observer in self._observers:
+            try:
+                getattr(observer, event)(*about)
+            except Exception:
+                logger.exception("observer %r failed at %s", observer, event)
+
     def _close_ended(self) -> list[RequestOutput]:
         outputs = []
         for tracker in self._ended:
             del self._live[tracker.request.request_id]
             outputs.append(tracker.output())
-            for observer in self._observers:
-                observer.request_finished(outputs[-1])
+            self._tell("request_finished", outputs[-1])
         self._ended = []
         return outputs
 

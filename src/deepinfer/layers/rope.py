@@ -1,6 +1,6 @@
 """Rotary position tables: plain RoPE and the published ways of stretching it.
 
-Every scaling is a change of the inverse frequencies (and, for YaRN and LongRoPE, of the amplitude), so one
+Every scaling is a change of the inverse frequencies (and, for YaRN, of the amplitude), so one
 table `cos_sin` f32 [context, D] serves them all: line p holds D/2 cosines, then D/2 sines.
 
 Sources: RoFormer (arXiv 2104.09864), position interpolation (2306.15595), YaRN (2309.00071), the Llama 3.1
@@ -19,6 +19,9 @@ from ..errors import ConfigError
 
 __all__ = ["cos_sin_table", "inverse_frequencies"]
 
+#: Elements of the largest table (4 GiB): eight million positions at a head width of 128.
+MAX_TABLE = 2**30
+
 
 def inverse_frequencies(head_dim: int, rope: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
     """Inverse frequencies f32 [head_dim / 2] and the factor on cosines and sines.
@@ -31,6 +34,8 @@ def inverse_frequencies(head_dim: int, rope: Mapping[str, Any]) -> tuple[torch.T
         ConfigError: unknown `rope_type` or a field is missing.
     """
     theta = float(rope.get("rope_theta", 10_000.0))
+    if not 0 < theta < math.inf:
+        raise ConfigError(f"rope_theta is {theta}; expected a positive number")
     plain = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     try:
@@ -44,6 +49,8 @@ def inverse_frequencies(head_dim: int, rope: Mapping[str, Any]) -> tuple[torch.T
             return _yarn(plain, head_dim, theta, rope)
     except KeyError as error:
         raise ConfigError(f"rope_type {kind!r} needs the field {error}; the configuration has {sorted(rope)}") from None
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise ConfigError(f"rope_type {kind!r} cannot be computed from {dict(rope)}: {error}") from error
     raise ConfigError(f"rope_type is {kind!r}; expected default, linear, llama3, yarn or dynamic")
 
 
@@ -89,6 +96,13 @@ def _yarn_amplitude(factor: float, rope: Mapping[str, Any]) -> float:
 
 def cos_sin_table(context_len: int, head_dim: int, rope: Mapping[str, Any], *, device: str = "cpu") -> torch.Tensor:
     """`cos_sin` f32 [context_len, head_dim]: line p holds D/2 cosines, then D/2 sines of position p."""
+    if context_len * head_dim > MAX_TABLE:
+        raise ConfigError(
+            f"a rotary table of {context_len} positions by {head_dim} would take "
+            f"{4e-9 * context_len * head_dim:.0f} GB; compose with a smaller max_len"
+        )
     inverse, amplitude = inverse_frequencies(head_dim, rope)
+    if not inverse.isfinite().all():
+        raise ConfigError(f"the rotary frequencies of {dict(rope)} are not finite; check its factors")
     angle = torch.arange(context_len, dtype=torch.float32)[:, None] * inverse
     return (torch.cat([angle.cos(), angle.sin()], dim=-1) * amplitude).to(device)

@@ -33,6 +33,11 @@ def _positive(_instance: object, attribute: attrs.Attribute, value: int) -> None
         raise CheckpointError(f"config.json: {attribute.name} is {value!r}; expected a positive integer")
 
 
+def _small(_instance: object, attribute: attrs.Attribute, value: float) -> None:
+    if not 0 <= value < 1:
+        raise CheckpointError(f"config.json: {attribute.name} is {value}; expected a small number such as 1e-5")
+
+
 @attrs.frozen(kw_only=True)
 class LlamaConfig:
     """Widths of a Llama-family model, from a Hugging Face configuration."""
@@ -45,7 +50,7 @@ class LlamaConfig:
     head_dim: int = attrs.field(validator=_positive)
     vocab_size: int = attrs.field(validator=_positive)
     context_len: int = attrs.field(validator=_positive)
-    rms_norm_eps: float
+    rms_norm_eps: float = attrs.field(converter=float, validator=_small)
     rope: Mapping[str, Any] = attrs.field(factory=dict)
     tied_head: bool = False
     qkv_bias: bool = False
@@ -80,6 +85,12 @@ class LlamaConfig:
             )
         except KeyError as error:
             raise CheckpointError(f"config.json has no {error}; a Llama-family model needs it") from None
+        except (TypeError, ValueError, ZeroDivisionError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(
+                f"config.json has a value that is no width of a Llama-family model: {error}"
+            ) from error
 
     def __attrs_post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -99,7 +110,10 @@ def _refuse_unsupported(config: Mapping[str, Any]) -> None:
 
 def _rope_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """`rope_parameters` (newer) or `rope_scaling` beside `rope_theta` (older), as one mapping."""
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise CheckpointError(f"config.json: the rotary parameters are {given!r}; expected an object")
+    rope = dict(given)
     rope.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
     rope.setdefault("original_max_position_embeddings", config.get("max_position_embeddings", 2048))
     return rope

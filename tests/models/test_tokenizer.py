@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from deepinfer.errors import CheckpointError, InvalidRequest
 from deepinfer.models import FastTokenizer, GgufFile, load_gguf_tokenizer, load_tokenizer, open_checkpoint
-from deepinfer.models.gguf_tokenizer import PRE_TOKENIZERS
+from deepinfer.models.gguf_vocab import PRE_TOKENIZERS
 
 from . import tiny
 from .llama_cpp import LlamaCppTokenizer, write_tokenizer_gguf

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .detokenizer import Detokenizer
     from .gguf import GgufWeights, open_gguf
     from .gguf_reader import GgufFile
-    from .gguf_tokenizer import gguf_tokenizer, load_gguf_tokenizer
+    from .gguf_vocab import gguf_tokenizer, load_gguf_tokenizer
     from .llama import Llama, LlamaConfig
     from .loading import load_model
     from .options import LoadOptions
@@ -62,10 +62,10 @@ _HOMES = {
     "ShardedSafetensors": "safetensors",
     "WeightSource": "weights",
     "find_demo_model": "checkpoint",
-    "gguf_tokenizer": "gguf_tokenizer",
+    "gguf_tokenizer": "gguf_vocab",
     "hf_tokenizer": "tokenizer",
     "jinja_chat_format": "chat",
-    "load_gguf_tokenizer": "gguf_tokenizer",
+    "load_gguf_tokenizer": "gguf_vocab",
     "load_model": "loading",
     "load_tokenizer": "tokenizer",
     "open_checkpoint": "checkpoint",

@@ -67,7 +67,7 @@ class Checkpoint:
         Raises:
             CheckpointError: there is none or it cannot be read.
         """
-        from .gguf_tokenizer import gguf_tokenizer
+        from .gguf_vocab import gguf_tokenizer
         from .tokenizer import hf_tokenizer
 
         return gguf_tokenizer(checkpoint=self) if self.gguf is not None else hf_tokenizer(checkpoint=self)

@@ -36,6 +36,14 @@ def test_every_chunk_boundary_leaves_every_bit(tiny_llama_folder, mode: str, par
     check_chunks(functools.partial(compose, tiny_llama_folder, mode), params, prompts(1)[0])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_all_chunk_sizes_leave_every_bit(tiny_llama_folder, mode: str, params) -> None:
+    """The first boundary falls on every position of the prompt."""
+    prompt = prompts(1)[0]
+    check_chunks(functools.partial(compose, tiny_llama_folder, mode), params, prompt, boundaries=range(1, len(prompt)))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_prefix_hits_leave_every_bit(tiny_llama_folder, mode: str, params) -> None:
     check_prefix_hits(functools.partial(compose, tiny_llama_folder, mode), params)

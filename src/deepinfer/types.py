@@ -129,7 +129,7 @@ class SamplingParams:
     bad_words: tuple[str | tuple[int, ...], ...] = attrs.field(default=(), converter=_bad_words)
     #: Only these ids can be sampled.
     allowed_tokens: tuple[int, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(_ints))
-    #: Texts that end the completion; they never appear in the output, not even streamed.
+    #: Texts that end the completion, also before `min_tokens`; they never appear in the output, not even streamed.
     stop: tuple[str, ...] = attrs.field(default=(), converter=_texts)
     stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_ints)
     ignore_eos: bool = False

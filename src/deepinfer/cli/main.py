@@ -34,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DeepInferError as error:
         print(f"deepinfer: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130  # what a shell reports for a program ended by Ctrl-C
     except BrokenPipeError:
         # The reader left (`deepinfer plugins | head`); keep the interpreter from flushing into it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

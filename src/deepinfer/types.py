@@ -16,7 +16,7 @@ __all__ = ["Completion", "FinishReason", "Request", "RequestOutput", "SamplingPa
 
 MAX_SEED = 2**64 - 1
 MAX_SAMPLES = 1024
-MIN_TEMPERATURE = 1e-6
+MIN_TEMPERATURE = 1e-38
 MAX_BIAS = 1e6
 
 Check = Callable[[object, attrs.Attribute, Any], None]
@@ -161,8 +161,11 @@ class SamplingParams:
         if self.n > MAX_SAMPLES:
             raise InvalidRequest(f"n is {self.n}; expected at most {MAX_SAMPLES}")
         for token, bias in self.logit_bias.items():
-            if not abs(bias) <= MAX_BIAS:
-                raise InvalidRequest(f"logit_bias holds {token}: {bias}; expected a number of at most {MAX_BIAS:g}")
+            if not (abs(bias) <= MAX_BIAS or bias == -math.inf):
+                raise InvalidRequest(
+                    f"logit_bias holds {token}: {bias}; expected -inf or a number of at most {MAX_BIAS:g} "
+                    "(to force a token, pass it as allowed_tokens)"
+                )
 
 
 def _params(_instance: object, attribute: attrs.Attribute, value: SamplingParams) -> None:
